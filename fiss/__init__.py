@@ -1,0 +1,3 @@
+"""Federated incremental semantic segmentation."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,213 @@
+"""The run folder: what is in it, and how it survives being killed at any moment.
+
+Every file is written beside its place and moved there in one step. `state.json` is written last in a round and says
+how long the two logs are and which weights belong to it, with their digest; whatever lies beyond that is from a round
+that did not finish, and is cut off on resume.
+
+    config.toml     the complete config            splits.json    who was selected, who held which images
+    rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
+    state.json      where the run stands, and every client's memory
+    weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fiss.config import Config, read_toml, to_toml
+from fiss.errors import UserError
+from fiss.federation.loop import Server
+from fiss.federation.messages import Memory, Snapshot
+from fiss.labels import LabelSpace
+from fiss.models.classifier import Weights
+
+FORMAT = 1
+LOGS = ("rounds.jsonl", "scores.jsonl")
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands between two rounds."""
+
+    next_round: int
+    server: Server
+    memories: dict[int, Memory]
+    finished: bool
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> "RunFolder":
+        """A new run folder that holds its config; an existing one is never written into."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"{path} is there already and is not written over: `fiss resume {path}` goes on with it, "
+                "--out names another."
+            )
+        try:
+            (path / "weights").mkdir(parents=True)
+            write_atomically(path / "config.toml", to_toml(config).encode())
+        except OSError as error:
+            raise UserError(f"{path}: the run folder cannot be made ({error}).") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run folder."""
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.toml.")
+        return cls(path)
+
+    def config(self) -> Config:
+        """The config the run was started with."""
+        return read_toml(self.path / "config.toml")
+
+    # Splits
+
+    def write_splits(self, splits: Mapping[str, Any]) -> None:
+        """Keep the splits, or make sure that they are those the run began with."""
+        data, path = json.dumps(splits, separators=(",", ":")).encode(), self.path / "splits.json"
+        if not path.is_file():
+            write_atomically(path, data)
+        elif path.read_bytes() != data:
+            raise UserError(
+                f"{path}: the data set, or the draws from it, are not those this run began with; results would not "
+                "belong together. Restore the data, or start a new run."
+            )
+
+    # Logs
+
+    def append(self, log: str, record: Mapping[str, Any]) -> None:
+        """One more line; it counts once the state is committed."""
+        with (self.path / log).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def records(self, log: str) -> list[dict[str, Any]]:
+        """All lines of a log."""
+        path = self.path / log
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        return [json.loads(line) for line in lines if line]
+
+    # State
+
+    def commit(self, state: State, weights: str, keep: int) -> None:
+        """Make a finished round count. `weights` names where its model goes."""
+        digest = self.write_weights(weights, state.server.label_space, state.server.weights)
+        teacher = state.server.teacher
+        record = {
+            "format": FORMAT,
+            "next_round": state.next_round,
+            "finished": state.finished,
+            "weights": weights,
+            "sha256": digest,
+            "teacher": teacher.name if teacher else None,
+            "lengths": {log: _flush(self.path / log) for log in LOGS},
+            "memories": {str(client): asdict(memory) for client, memory in sorted(state.memories.items())},
+        }
+        write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
+        for old in sorted((self.path / "weights").glob("round-*.safetensors"))[:-keep]:
+            old.unlink()
+
+    def restore(self) -> State | None:
+        """The last finished round, logs cut to it; None if no round was finished."""
+        path = self.path / "state.json"
+        if not path.is_file():
+            for log in LOGS:
+                (self.path / log).unlink(missing_ok=True)
+            return None
+        try:
+            record = json.loads(path.read_bytes())
+            if record["format"] != FORMAT:
+                raise UserError(f"{path}: format {record['format']}, this fiss reads format {FORMAT}.")
+            lengths = {log: int(record["lengths"][log]) for log in LOGS}
+            memories = {int(c): Memory(**memory) for c, memory in record["memories"].items()}
+            next_round, finished = int(record["next_round"]), bool(record["finished"])
+            name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
+        model = self.read_weights(name, digest)
+        teacher = self.read_weights(taught_by) if taught_by else None
+        for log, length in lengths.items():
+            _cut(self.path / log, length)
+        return State(next_round, Server(model.label_space, model.weights, teacher), memories, finished)
+
+    # Weights
+
+    def write_weights(self, name: str, label_space: LabelSpace, weights: Weights) -> str:
+        """Write a model; gives its digest."""
+        from safetensors.torch import save
+
+        about = {"fiss": str(FORMAT), "label_space": json.dumps(label_space.groups)}
+        data = save({k: v.contiguous() for k, v in weights.items()}, metadata=about)
+        write_atomically(self._weights(name), data)
+        return hashlib.sha256(data).hexdigest()
+
+    def read_weights(self, name: str, digest: str | None = None) -> Snapshot:
+        """A model of this run: its weights, and the label space that rebuilds it."""
+        path = self._weights(name)
+        if not path.is_file():
+            there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+            raise UserError(f"{path}: there is no such model. This run has: {', '.join(there) or 'none yet'}.")
+        return read_model(path, digest)
+
+    def _weights(self, name: str) -> Path:
+        return self.path / "weights" / f"{name}.safetensors"
+
+
+def read_model(path: Path, digest: str | None = None) -> Snapshot:
+    """A model file of ours, checked against its digest where one is known."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if digest is not None and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise UserError(f"{path}: damaged, its digest is not the one in state.json.")
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("fiss") != str(FORMAT):
+                raise UserError(f"{path}: not a model that fiss wrote (no label space in it).")
+            label_space = LabelSpace(tuple(tuple(group) for group in json.loads(about["label_space"])))
+            return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file or nothing of it, also if the power goes."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _flush(path: Path) -> int:
+    """Make sure a log is on the disk; gives its length."""
+    if not path.is_file():
+        return 0
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return file.seek(0, os.SEEK_END)
+
+
+def _cut(path: Path, length: int) -> None:
+    size = path.stat().st_size if path.is_file() else 0
+    if size < length:
+        raise UserError(f"{path}: {size} bytes, state.json says {length}; lines of finished rounds are missing.")
+    if size > length:
+        with path.open("rb+") as file:
+            file.truncate(length)

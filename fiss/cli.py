@@ -1,0 +1,229 @@
+"""The command line. Heavy libraries are imported inside the commands, so that --help answers at once."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fiss.errors import UserError
+
+if TYPE_CHECKING:
+    from fiss.config import Config
+    from fiss.display import Display
+
+app = typer.Typer(
+    help="Federated incremental semantic segmentation: many sites, one model, classes that keep arriving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Data sets.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@app.command("run")
+def run_(
+    what: Annotated[
+        str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset (see `fiss presets`) or a config file.")
+    ],
+    method: Annotated[str, typer.Option(help="How not to forget (see `fiss methods`), or package.module:Class.")] = "",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Take the first task over from this run folder.")] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="Upper bound: one site, all images and labels.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; must not hold a run. Default: runs/NAME, numbered.")
+    ] = None,
+) -> None:
+    """Run an experiment: a federation that learns class after class."""
+    config = _config(what, method, setting or [], seed, base, joint)
+    from fiss import experiment
+
+    out = out or _free(Path("runs") / _name(config))
+    with _display() as display:
+        _with_hint(lambda: experiment.start(config, out, display), out)
+    _closing(out)
+
+
+@app.command()
+def resume(run: RunPath) -> None:
+    """Go on with a run that was stopped; the result is the same as if it had not been."""
+    from fiss import experiment
+
+    with _display() as display:
+        _with_hint(lambda: experiment.resume(run, display), run)
+    _closing(run)
+
+
+@app.command("eval")
+def eval_(
+    run: RunPath,
+    view: Annotated[list[str] | None, typer.Option(help="published, full; repeatable. Default: both.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")] = False,
+) -> None:
+    """Score again the models after every task of a run."""
+    from json import dumps
+
+    from fiss import experiment
+    from fiss.display import score_table
+    from fiss.errors import unknown
+
+    chosen = tuple(view or ("published", "full"))
+    for name in chosen:
+        if name not in ("published", "full"):
+            raise unknown("view", name, ["published", "full"])
+    with _display() as display:
+        records = list(experiment.rescore(run, chosen, display))  # type: ignore[arg-type]
+        if json:
+            for record in records:
+                print(dumps(record))
+        else:
+            display.console.print(score_table(records, str(run)))
+
+
+@app.command()
+def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.")] = "") -> None:
+    """List the presets, or show one as TOML."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fiss import presets as known
+    from fiss.config import to_toml
+
+    if name:
+        print(to_toml(known.find(name)), end="")
+        return
+    table = Table(title="fiss run PRESET", title_justify="left")
+    for head in ("preset", "what it is"):
+        table.add_column(head)
+    for key, make in known.PRESETS.items():
+        table.add_row(key, " ".join((make.__doc__ or "").split()))
+    Console().print(table)
+
+
+@app.command()
+def methods() -> None:
+    """List the methods and their fields."""
+    from dataclasses import fields
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from fiss.config import meanings
+    from fiss.methods import METHODS
+
+    table = Table(title="fiss run PRESET --method METHOD", title_justify="left", show_lines=True)
+    for head in ("method", "what it is", "fields (--set method.FIELD=VALUE)"):
+        table.add_column(head)
+    for key, kind in METHODS.items():
+        texts = meanings(kind)
+        own = "\n".join(f"{f.name} = {f.default}: {texts.get(f.name, '')}" for f in fields(kind))
+        table.add_row(key, " ".join((kind.__doc__ or "").split()), own)
+    Console().print(table)
+
+
+@data.command("check")
+def data_check(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`."
+        ),
+    ],
+) -> None:
+    """Validate a data set: a table of what is in it, and every problem with its file."""
+    from fiss.data.index import build
+    from fiss.data.sources import DataSpec, open_dataset, recognise
+    from fiss.display import data_table
+
+    dataset = open_dataset(DataSpec() if path == "shapes" else recognise(Path(path).expanduser()))
+    with _display() as display:
+        for notice in dataset.notices:
+            display.notice(notice)
+        train, val = (build(split, dataset.classes, display) for split in (dataset.train, dataset.val))
+        display.console.print(data_table(dataset, train, val))
+        problems = train.problems + val.problems
+        for problem in problems:
+            display.console.print(f"[red]problem:[/] {problem}", highlight=False, soft_wrap=True)
+    if problems:
+        raise UserError(f"{len(problems)} problem(s) in {path}.")
+    display.console.print("no problems", style="green")
+
+
+def _config(what: str, method: str, settings: list[str], seed: int | None, base: Path | None, joint: bool) -> "Config":
+    from dataclasses import replace
+
+    from fiss import presets as known
+    from fiss.config import parse_settings, read_toml, with_settings
+    from fiss.methods import find
+
+    config = read_toml(Path(what)) if what.endswith(".toml") else known.find(what)
+    if method:
+        config = replace(config, method=find(method)())
+    config = with_settings(config, parse_settings(settings))
+    changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
+    return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+
+
+def _name(config: "Config") -> str:
+    from fiss.config import method_name
+
+    method = "joint" if config.joint else method_name(config.method).rsplit(":", 1)[-1].lower()
+    return f"{config.name}-{method}-seed{config.seed}"
+
+
+def _free(path: Path) -> Path:
+    """`path`, or path-2, path-3, ...: the first that is not there."""
+    numbered = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
+    return next(p for p in numbered if not p.exists())
+
+
+def _display() -> "Display":
+    from rich.console import Console
+
+    from fiss.display import Display
+
+    return Display(Console(stderr=False))
+
+
+def _with_hint(work: "object", out: Path) -> None:
+    assert callable(work)
+    try:
+        work()
+    except KeyboardInterrupt:
+        print(f"\nStopped. `fiss resume {out}` goes on from the last finished round.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _closing(out: Path) -> None:
+    from rich.console import Console
+
+    from fiss.checkpoint import RunFolder
+    from fiss.display import score_table
+
+    console = Console()
+    ends = [r for r in RunFolder.open(out).records("scores.jsonl") if r["ends_task"]]
+    console.print(score_table(ends, out.name))
+    for name, what in (
+        ("config.toml", "the complete config, for `fiss run`"),
+        ("scores.jsonl", "every evaluation"),
+        ("rounds.jsonl", "every round: clients, losses, time"),
+        ("splits.json", "who held which images"),
+        ("state.json", "where the run stands, and the clients' memories"),
+        ("weights", "models after each task and the last rounds"),
+    ):
+        console.print(f"{out / name}  [dim]{what}[/]", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; what a user can put right is one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,124 @@
+"""What a data set is: class names and two lists of images with masks, read one at a time as plain arrays."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fiss.errors import UserError
+
+Bytes = NDArray[np.uint8]
+
+MASK_MODES = ("L", "P", "1")
+"""Pillow modes whose pixels are class ids of one byte."""
+
+
+class Split(Protocol):
+    """A list of images with masks."""
+
+    @property
+    def name(self) -> str:
+        """`train` or `val`."""
+        ...
+
+    @property
+    def stems(self) -> Sequence[str]:
+        """One name per image, in a fixed order."""
+        ...
+
+    def read(self, i: int) -> tuple[Bytes, Bytes]:
+        """Image (H, W, 3) and mask (H, W) of class ids; a `UserError` says what is wrong with the files."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes whenever an image or a mask changes."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileSplit:
+    """Images and masks on disk."""
+
+    name: str
+    stems: tuple[str, ...]
+    images: tuple[Path, ...]
+    masks: tuple[Path, ...]
+
+    def read(self, i: int) -> tuple[Bytes, Bytes]:
+        """Decode image and mask."""
+        image, mask = _decode(self.images[i], "image"), _decode(self.masks[i], "mask")
+        if mask.mode not in MASK_MODES:
+            depth = "16-bit or wider" if mask.mode.startswith(("I", "F")) else f"{mask.mode} colour"
+            raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
+        if image.size != mask.size:
+            raise UserError(
+                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
+            )
+        return np.asarray(image.convert("RGB")), np.asarray(mask).astype(np.uint8)
+
+    def fingerprint(self) -> str:
+        """Digest of every file's path, size and time of change."""
+        digest = hashlib.sha256()
+        for path in (*self.images, *self.masks):
+            try:
+                stat = path.stat()
+                digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{path}\0missing\n".encode())
+        return digest.hexdigest()
+
+
+def _decode(path: Path, kind: str) -> Image.Image:
+    if not path.is_file():
+        raise UserError(f"{path}: missing {kind}.")
+    try:
+        with Image.open(path) as file:
+            file.load()
+            return file
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path}: unreadable or truncated {kind} ({error}).") from error
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Class names and the two splits."""
+
+    name: str
+    classes: tuple[str, ...]
+    """`classes[i - 1]` is the name of mask id i; id 0 is background."""
+    train: Split
+    val: Split
+    notices: tuple[str, ...] = ()
+    """What a person should know about how the files were found."""
+
+
+def read_list(path: Path) -> list[str]:
+    """Stems from a split file: one per line, blank lines skipped; `dir/a.jpg dir/a.png` means `a`."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: unreadable list ({error}).") from error
+    names = [line.split()[0] for line in lines if line.strip()]
+    return [Path(name).stem if Path(name).suffix.lower() in IMAGE_SUFFIXES else Path(name).name for name in names]
+
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
+
+def files_by_stem(folder: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Image files of a folder by stem, and the files whose stem was taken already."""
+    found: dict[str, Path] = {}
+    doubles = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
+            continue
+        if path.stem in found:
+            doubles.append(path)
+        else:
+            found[path.stem] = path
+    return found, doubles

@@ -1,0 +1,63 @@
+"""Bring your own: a folder with images/, masks/ and classes.txt.
+
+classes.txt has one name per line; the first line is mask id 1, the second id 2, and so on (a first line `background`
+is id 0). Mask pixels are class ids, 255 is ignored. train.txt and val.txt (one stem per line) make the split; without
+them every fifth image, by a hash of its name, is for validation, so that adding files never moves others across.
+"""
+
+import hashlib
+from pathlib import Path
+
+from fiss.data.dataset import Dataset, FileSplit, files_by_stem, read_list
+from fiss.errors import UserError
+from fiss.labels import MOST_CLASSES
+
+
+def load(root: Path) -> Dataset:
+    """The folder's two splits."""
+    for needed, what in (
+        ("images", "a folder of images"),
+        ("masks", "a folder of masks"),
+        ("classes.txt", "the names"),
+    ):
+        if not (root / needed).exists():
+            raise UserError(
+                f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder."
+            )
+    classes = _classes(root / "classes.txt")
+    images, _ = files_by_stem(root / "images")
+    masks, _ = files_by_stem(root / "masks")
+    notices = []
+    listed = {name: root / f"{name}.txt" for name in ("train", "val") if (root / f"{name}.txt").is_file()}
+    if len(listed) == 1:
+        raise UserError(
+            f"{root}: {next(iter(listed))}.txt is there and the other split file is not; give both or neither."
+        )
+    if listed:
+        stems = {name: read_list(path) for name, path in listed.items()}
+    else:
+        held_out = {stem for stem in images if int(hashlib.sha256(stem.encode()).hexdigest(), 16) % 5 == 0}
+        stems = {"train": [s for s in images if s not in held_out], "val": [s for s in images if s in held_out]}
+        notices.append(
+            f"{root}: no train.txt and val.txt, so a fifth of the images ({len(held_out)}) is for validation."
+        )
+
+    def split(name: str) -> FileSplit:
+        names = tuple(stems[name])
+        return FileSplit(
+            name,
+            names,
+            tuple(images.get(s, root / "images" / f"{s}.jpg") for s in names),
+            tuple(masks.get(s, root / "masks" / f"{s}.png") for s in names),
+        )
+
+    return Dataset("folder", classes, split("train"), split("val"), tuple(notices))
+
+
+def _classes(path: Path) -> tuple[str, ...]:
+    names = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    if names and names[0].lower() == "background":
+        names = names[1:]
+    if not names or len(names) > MOST_CLASSES or len(set(names)) != len(names):
+        raise UserError(f"{path}: needs 1 to {MOST_CLASSES} different class names, one per line; found {len(names)}.")
+    return tuple(names)

@@ -1,0 +1,124 @@
+"""One pass over a split: which classes each image holds, how many pixels, and everything that is wrong with the
+files.
+
+The pass decodes every file once, shows its progress, and is kept in a cache under a digest of all files' names, sizes
+and times, so it is made again only when a file changes.
+"""
+
+import json
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem
+from fiss.errors import UserError
+from fiss.labels import IGNORE
+from fiss.watch import Watcher
+
+
+@dataclass(frozen=True)
+class Index:
+    """What one split holds."""
+
+    pixels: NDArray[np.int64]
+    """Pixels by image and mask id, (N, K + 1); ignored pixels are not counted."""
+    sizes: NDArray[np.int64]
+    """Height and width by image, (N, 2)."""
+    problems: tuple[str, ...]
+
+    @property
+    def presence(self) -> NDArray[np.bool_]:
+        """Whether an image holds a class, (N, K + 1); column 0 is background."""
+        return self.pixels > 0
+
+
+def build(split: Split, classes: tuple[str, ...], watcher: Watcher | None = None) -> Index:
+    """The index of a split, from the cache where nothing changed."""
+    watcher = watcher or Watcher()
+    key = sha256(f"1\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
+    path = cache_folder() / f"index-{key[:32]}.npz"
+    if (cached := _load(path)) is not None:
+        return cached
+    count = len(split.stems)
+    pixels, sizes = np.zeros((count, 256), np.int64), np.zeros((count, 2), np.int64)
+    problems = _listing_problems(split)
+
+    def look(i: int) -> str | None:
+        try:
+            _, mask = split.read(i)
+        except UserError as error:
+            return str(error)
+        pixels[i] = np.bincount(mask.ravel(), minlength=256)
+        sizes[i] = mask.shape
+        wrong = [int(v) for v in np.nonzero(pixels[i])[0] if len(classes) < v < IGNORE]
+        if wrong:
+            where = split.masks[i] if isinstance(split, FileSplit) else split.stems[i]
+            return f"{where}: mask ids {wrong} are outside 0 to {len(classes)} (255 is ignored)."
+        return None
+
+    watcher.start(f"reading {split.name}", count)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for problem in pool.map(look, range(count)):
+            problems += [problem] if problem else []
+            watcher.advance()
+    watcher.finish()
+    index = Index(pixels[:, : len(classes) + 1], sizes, tuple(problems))
+    _save(path, index)
+    return index
+
+
+def check(dataset: Dataset, watcher: Watcher | None = None) -> tuple[Index, Index]:
+    """Both indices, or one error that lists what is wrong with the data set."""
+    train, val = (build(split, dataset.classes, watcher) for split in (dataset.train, dataset.val))
+    problems = train.problems + val.problems
+    if problems:
+        shown = "\n  ".join(problems[:20])
+        more = f"\n  ... and {len(problems) - 20} more; `fiss data check` lists all" if len(problems) > 20 else ""
+        raise UserError(f"The data set has {len(problems)} problem(s); nothing was started.\n  {shown}{more}")
+    return train, val
+
+
+def cache_folder() -> Path:
+    """$FISS_CACHE, or fiss/ in the user's cache folder."""
+    return Path(
+        os.environ.get("FISS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fiss"
+    ).expanduser()
+
+
+def _listing_problems(split: Split) -> list[str]:
+    if not split.stems:
+        return [f"{split.name}: empty split."]
+    problems = [
+        f"{split.name}: {s}: listed {n} times (duplicate stem)." for s, n in Counter(split.stems).items() if n > 1
+    ]
+    if isinstance(split, FileSplit):
+        stems = set(split.stems)
+        for folder in sorted({path.parent for path in (*split.images, *split.masks)}):
+            doubles = [path for path in files_by_stem(folder)[1] if path.stem in stems]
+            problems += [f"{path}: duplicate stem, another file beside it has the same." for path in doubles]
+    return problems
+
+
+def _load(path: Path) -> Index | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return Index(file["pixels"], file["sizes"], tuple(json.loads(str(file["problems"]))))
+    except (OSError, ValueError, KeyError, EOFError):
+        return None  # not there, or half written by a killed run: made again
+
+
+def _save(path: Path, index: Index) -> None:
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, problems=json.dumps(index.problems))
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # a cache that cannot be written costs time, nothing else

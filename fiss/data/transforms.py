@@ -1,0 +1,103 @@
+"""Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms.
+
+A training sample is asked for by (index, key): the key seeds its crop and flip, so that a sample depends neither on
+which worker makes it nor on what was made before. Images stay bytes until they are on the device; `normalise` scales
+them there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from fiss.data.background import Table
+from fiss.data.dataset import Split
+from fiss.errors import UserError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""ImageNet's, in RGB."""
+
+View = Literal["published", "full"]
+
+
+@dataclass(frozen=True)
+class AugmentSpec:
+    """How a training image is cut; the defaults are the published ones."""
+
+    crop: int = 512
+    """Side of the square that a random part of the image is resized to."""
+    scale: tuple[float, float] = (0.5, 2.0)
+    """Area of that part, relative to the image; parts that do not fit are drawn again, so above 1 means up to the
+    whole."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Its aspect, drawn on a logarithmic scale."""
+    flip: float = 0.5
+    """Chance of a horizontal flip."""
+
+    def __post_init__(self) -> None:
+        if self.crop < 16:
+            raise UserError(f"augment.crop = {self.crop}: must be 16 or more.")
+        for field in ("scale", "ratio"):
+            pair = getattr(self, field)
+            if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
+                raise UserError(f"augment.{field} = {list(pair)}: must be two numbers, 0 < low <= high.")
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"augment.flip = {self.flip}: must be from 0 to 1.")
+
+
+class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
+    """Augmented images as bytes (3, crop, crop) and masks of channels (crop, crop), by (index, key)."""
+
+    def __init__(self, split: Split, table: Table, spec: AugmentSpec) -> None:
+        self.split, self.table = split, table
+        self.transform = v2.Compose(
+            [
+                v2.RandomResizedCrop((spec.crop, spec.crop), spec.scale, spec.ratio, antialias=True),
+                v2.RandomHorizontalFlip(spec.flip),
+            ]
+        )
+
+    def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        index, key = sample
+        image, mask = _tensors(self.split, index, self.table)
+        before = torch.get_rng_state()
+        torch.default_generator.manual_seed(key)
+        image, mask = self.transform(image, mask)
+        torch.set_rng_state(before)
+        return image.as_subclass(Tensor), mask.as_subclass(Tensor)
+
+
+class ScoredImages(TorchDataset[tuple[Tensor, Tensor]]):
+    """Images to score: `published` (shorter side resized, centre crop of image and mask) or `full`, as they are."""
+
+    def __init__(self, split: Split, table: Table, view: View, size: int) -> None:
+        self.split, self.table = split, table
+        steps = [v2.Resize(size, antialias=True), v2.CenterCrop(size)] if view == "published" else [v2.Identity()]
+        self.transform = v2.Compose(steps)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, mask = self.transform(*_tensors(self.split, index, self.table))
+        return image.as_subclass(Tensor), mask.as_subclass(Tensor)
+
+
+def _tensors(split: Split, index: int, table: Table) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+    image, mask = split.read(index)
+    return tv_tensors.Image(torch.tensor(image).permute(2, 0, 1)), tv_tensors.Mask(torch.from_numpy(table[mask]))
+
+
+def normalise(images_BCHW: Tensor) -> Tensor:
+    """Bytes to floats with ImageNet's mean and deviation, on whatever device the images are."""
+    mean = torch.tensor(MEAN, device=images_BCHW.device).view(3, 1, 1) * 255
+    std = torch.tensor(STD, device=images_BCHW.device).view(3, 1, 1) * 255
+    return (images_BCHW.float() - mean) / std
+
+
+def stack(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """A batch of images and a batch of masks."""
+    images, masks = zip(*samples, strict=True)
+    return torch.stack(images), torch.stack(masks)

@@ -1,0 +1,1 @@
+"""Engines carry orders to clients and replies back."""

@@ -1,0 +1,17 @@
+"""Every error a user can cause. The command line prints such an error as one line and exits with code 2."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something the user can put right: what was wrong, what was found, what to do."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name nobody knows: names the nearest one and lists those there are."""
+    names = [str(k) for k in known]
+    near = get_close_matches(name, names, n=1, cutoff=0.5) or [n for n in names if n.rsplit(".", 1)[-1] == name][:1]
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    shown = names if len(names) <= 60 else [*names[:60], f"... ({len(names)} in all)"]
+    return UserError(f"Unknown {kind} '{name}'.{hint} Known: {', '.join(shown)}.")

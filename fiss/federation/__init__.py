@@ -1,0 +1,1 @@
+"""Rounds, clients, aggregation: what server and sites say to each other, and the loop."""

@@ -1,0 +1,1 @@
+"""Losses: pure functions from tensors to scalars."""

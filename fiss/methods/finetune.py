@@ -1,0 +1,20 @@
+"""Finetuning: cross-entropy on whatever is labelled now. It forgets; it is the lower bound."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fiss.losses.segmentation import cross_entropy
+from fiss.methods.base import Method, Step
+
+
+@dataclass(frozen=True)
+class Finetune(Method):
+    """Cross-entropy only."""
+
+    name: ClassVar[str] = "finetune"
+
+    def losses(self, step: Step) -> dict[str, Tensor]:
+        """Equation 1."""
+        return {"segmentation": cross_entropy(step.student.logits_BCHW, step.labels_BHW, self.mean_over)}

@@ -1,0 +1,1 @@
+"""Networks: an encoder and decoder of segmentation_models_pytorch under our own growing classifier."""

@@ -1,0 +1,225 @@
+"""The network: any encoder and architecture of segmentation_models_pytorch, its head replaced by our growing
+classifier.
+
+It gives what distillation needs besides logits: the decoder's output, the logits at the decoder's resolution, and the
+encoder's stages. For ResNets the stages are taken before their last activation, as in the published runs; other
+encoders offer theirs after it.
+
+B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fiss.errors import UserError, unknown
+from fiss.labels import IGNORE
+from fiss.models.classifier import Classifier, Weights
+
+Option = str | int | float | bool | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which network."""
+
+    architecture: str = "deeplabv3"
+    """Of segmentation_models_pytorch, in lower case."""
+    encoder: str = "resnet101"
+    """Of segmentation_models_pytorch; `tu-NAME` takes one of timm's."""
+    weights: str = "imagenet"
+    """Of the encoder: a name the library's hub knows, a local .safetensors file, or `none`."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Handed to the architecture, for example encoder_output_stride = 16."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Everything one forward pass offers."""
+
+    logits_BCHW: Tensor
+    """At the input's resolution."""
+    small_BChw: Tensor
+    """At the decoder's resolution."""
+    decoded_BDhw: Tensor
+    """What the classifier sees."""
+    encoded_BDhw: Tensor
+    """The encoder's last map, after its activation."""
+    stages: tuple[Tensor, ...]
+    """The encoder's stages, (B, D, h, w) each."""
+
+
+class _Tap(nn.Module):
+    """A ReLU that remembers what came in: the last call in a residual block is the sum before its activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x
+        return F.relu(x)
+
+    def take(self) -> Tensor:
+        """What came in last; it is not kept any longer."""
+        seen, self.seen = self.seen, None
+        assert seen is not None
+        return seen
+
+
+class Segmenter(nn.Module):
+    """Encoder, decoder, growing classifier."""
+
+    def __init__(self, spec: ModelSpec, sizes: Sequence[int]) -> None:
+        super().__init__()
+        network = _network(spec)
+        self.encoder, self.decoder = network.encoder, network.decoder
+        self.features: int = network.segmentation_head[0].in_channels
+        self.divisor: int = self.encoder.output_stride if network.requires_divisible_input_shape else 1
+        self.classifier = Classifier(self.features, sizes)
+        self.taps: list[_Tap] = []
+        depth = int(self.encoder._depth)
+        layers = [f"layer{i}" for i in range(1, 5)]
+        if all(hasattr(self.encoder, name) for name in layers):
+            for name in layers[max(depth - 1, 0) :]:
+                setattr(self.encoder, name, nn.Identity())  # never run at this depth, so never trained or sent
+            blocks = [getattr(self.encoder, name)[-1] for name in layers[: depth - 1]]
+            if all(isinstance(getattr(block, "relu", None), nn.ReLU) for block in blocks):
+                self.taps = [_Tap() for _ in blocks]
+                for block, tap in zip(blocks, self.taps, strict=True):
+                    block.relu = tap
+
+    @property
+    def stages_are(self) -> str:
+        """What `Output.stages` holds, in words."""
+        return "before their last activation" if self.taps else "after their last activation"
+
+    def forward(self, images_BCHW: Tensor) -> Output:
+        """Images whose sides are multiples of `divisor`."""
+        features = self.encoder(images_BCHW)
+        stages = tuple(tap.take() for tap in self.taps) or tuple(features[1:])
+        decoded = self.decoder(features)
+        small = self.classifier(decoded)
+        logits = F.interpolate(small, images_BCHW.shape[-2:], mode="bilinear", align_corners=False)
+        return Output(logits, small, decoded, features[-1], stages)
+
+    def load(self, weights: Weights, sizes: Sequence[int]) -> None:
+        """Take over weights, the classifier first brought to `sizes`."""
+        if self.classifier.sizes != tuple(sizes):
+            device = next(self.parameters()).device
+            self.classifier = Classifier(self.features, sizes).to(device).train(self.training)
+        self.load_state_dict(weights)
+
+    def weights(self) -> Weights:
+        """A copy of every parameter and buffer, on the CPU."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.state_dict().items()}
+
+
+def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
+    """A fresh network: the encoder from its file or hub, everything else drawn from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = Segmenter(spec, sizes)
+        if spec.weights.endswith(".safetensors"):
+            _load_encoder(model.encoder, Path(spec.weights).expanduser())
+    return model
+
+
+def pad(images_BCHW: Tensor, labels_BHW: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """Fill up at the right and below to multiples of `divisor`; the labels there are ignored."""
+    height, width = images_BCHW.shape[-2:]
+    border = (0, -width % divisor, 0, -height % divisor)
+    if not any(border):
+        return images_BCHW, labels_BHW
+    return F.pad(images_BCHW, border), F.pad(labels_BHW, border, value=IGNORE)
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Refuse an architecture, encoder or option that the library does not have; nothing is built or fetched."""
+    import segmentation_models_pytorch as smp
+
+    known = smp.MODEL_ARCHITECTURES_MAPPING
+    if spec.architecture not in known:
+        raise unknown("architecture", spec.architecture, known)
+    encoders = list(smp.encoders.encoders)
+    if spec.encoder not in encoders and not (spec.encoder.startswith("tu-") and spec.encoder[3:] in _timm_names()):
+        near = [f"tu-{name}" for name in _timm_names()] if spec.encoder.startswith("tu-") else encoders
+        raise unknown("encoder", spec.encoder, near)
+    accepted = [
+        name
+        for name in inspect.signature(known[spec.architecture].__init__).parameters
+        if name
+        not in (
+            "self",
+            "kwargs",
+            "classes",
+            "encoder_name",
+            "encoder_weights",
+            "activation",
+            "aux_params",
+            "in_channels",
+        )
+    ]
+    for name in spec.options:
+        if name not in accepted:
+            raise unknown(f"option of {spec.architecture}", name, accepted)
+    if spec.weights.endswith(".safetensors"):
+        if not Path(spec.weights).expanduser().is_file():
+            raise UserError(f"model.weights = {spec.weights}: there is no such file.")
+    elif spec.weights != "none":
+        hub = list(smp.encoders.encoders.get(spec.encoder, {}).get("pretrained_settings", {"imagenet": None}))
+        if spec.weights not in hub:
+            raise unknown(f"weights of {spec.encoder}", spec.weights, [*hub, "none", "or a .safetensors file"])
+
+
+@cache
+def _timm_names() -> frozenset[str]:
+    import timm
+
+    return frozenset(timm.list_models())
+
+
+def _network(spec: ModelSpec) -> Any:
+    import segmentation_models_pytorch as smp
+
+    hub = None if spec.weights == "none" or spec.weights.endswith(".safetensors") else spec.weights
+    try:
+        return smp.create_model(spec.architecture, spec.encoder, hub, classes=1, **spec.options)
+    except (ValueError, TypeError, KeyError, AssertionError) as error:
+        raise UserError(
+            f"model: {spec.architecture} with {spec.encoder} and these options cannot be built: {error}"
+        ) from error
+    except Exception as error:
+        if hub is None:
+            raise
+        raise UserError(
+            f"model.weights = {hub}: could not be fetched for {spec.encoder} ({type(error).__name__}: {error}). "
+            "Give a local .safetensors file or `none`: --set model.weights=FILE."
+        ) from error
+
+
+def _load_encoder(encoder: nn.Module, path: Path) -> None:
+    """Weights under the encoder's own (for ResNets torchvision's) key names; half precision is widened."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        given = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a readable .safetensors file ({error}).") from error
+    wanted = encoder.state_dict()
+    missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
+    wrong = [k for k in wanted if k in given and given[k].shape != wanted[k].shape]
+    if missing or wrong:
+        raise UserError(
+            f"{path}: does not fit this encoder; {len(missing)} tensors missing ({', '.join(missing[:3]) or 'none'}), "
+            f"{len(wrong)} of another shape ({', '.join(wrong[:3]) or 'none'})."
+        )
+    nn.Module.load_state_dict(encoder, {k: given.get(k, v).to(v.dtype) for k, v in wanted.items()})

@@ -1,0 +1,102 @@
+"""Ready-made configs: functions, so that one may be derived from another in plain Python."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fiss.config import Config
+from fiss.data.sources import DataSpec
+from fiss.data.transforms import AugmentSpec
+from fiss.data.world import TaskSpec, WorldSpec
+from fiss.errors import unknown
+from fiss.models.segmenter import ModelSpec
+from fiss.training.evaluate import EvaluationSpec
+from fiss.training.fit import TrainingSpec
+
+PUBLISHED_NETWORK = ModelSpec(
+    "deeplabv3",
+    "resnet101",
+    "imagenet",
+    {"encoder_output_stride": 16, "decoder_atrous_rates": (6, 12, 18), "decoder_aspp_dropout": 0.0},
+)
+SMALL_NETWORK = ModelSpec(
+    "deeplabv3plus",
+    "resnet18",
+    "none",
+    {
+        "encoder_depth": 4,
+        "encoder_output_stride": 16,
+        "decoder_channels": 96,
+        "decoder_atrous_rates": (1, 2, 3),
+        "decoder_aspp_dropout": 0.0,
+    },
+)
+
+
+def shapes() -> Config:
+    """The built-in data set with a small network: a whole run in minutes on two CPU cores."""
+    return Config(
+        name="shapes",
+        data=DataSpec("shapes"),
+        tasks=TaskSpec("6-3"),
+        world=WorldSpec(clients=4, joiners=1, per_round=2, rounds=3, class_ratio=0.7, sample_ratio=0.8),
+        model=SMALL_NETWORK,
+        augment=AugmentSpec(crop=96),
+        training=TrainingSpec(epochs=2, batch=8, first_rate=0.2, later_rate=0.02),
+        evaluation=EvaluationSpec(size=96, batch=20),
+    )
+
+
+def voc_15_1() -> Config:
+    """Pascal VOC 2012, 15 classes and then one at a time, as published (80 % of the images per site in the first
+    task, then 40 %)."""
+    return _voc("15-1", WorldSpec(sample_ratio=0.8, single_ratio=0.4))
+
+
+def voc_4_4() -> Config:
+    """Pascal VOC 2012, four classes at a time, as published."""
+    return _voc("4-4", WorldSpec())
+
+
+def voc_8_2() -> Config:
+    """Pascal VOC 2012, eight classes and then two at a time, as published."""
+    return _voc("8-2", WorldSpec())
+
+
+def ade_100_10() -> Config:
+    """ADE20k, 100 classes and then ten at a time, as published."""
+    config = _voc("100-10", WorldSpec(class_ratio=0.7, sample_ratio=1.0))
+    return replace(config, name="ade-100-10", data=DataSpec("ade20k"), training=TrainingSpec(epochs=12, workers=8))
+
+
+def folder() -> Config:
+    """Your own images and masks (data.root), two classes first and then one at a time, with a pretrained ResNet-50."""
+    config = _voc("2-1", WorldSpec(clients=5, joiners=1, per_round=3))
+    return replace(config, name="folder", data=DataSpec("folder"), model=replace(PUBLISHED_NETWORK, encoder="resnet50"))
+
+
+def _voc(split: str, world: WorldSpec) -> Config:
+    return Config(
+        name=f"voc-{split}",
+        data=DataSpec("voc"),
+        tasks=TaskSpec(split),
+        world=world,
+        model=PUBLISHED_NETWORK,
+        training=TrainingSpec(workers=8),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "shapes": shapes,
+    "voc-15-1": voc_15_1,
+    "voc-4-4": voc_4_4,
+    "voc-8-2": voc_8_2,
+    "ade-100-10": ade_100_10,
+    "folder": folder,
+}
+
+
+def find(name: str) -> Config:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]()

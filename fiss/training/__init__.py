@@ -1,0 +1,1 @@
+"""One client's SGD, and evaluation."""

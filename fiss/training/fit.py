@@ -1,0 +1,154 @@
+"""One client's local training: epochs of SGD on a method's losses."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fiss.data.transforms import normalise
+from fiss.errors import UserError
+from fiss.labels import LabelSpace
+from fiss.methods.base import Method, Step
+from fiss.models.segmenter import Segmenter, pad
+from fiss.training.schedule import rate_at
+from fiss.watch import Watcher
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """Local training; the defaults are the published ones."""
+
+    epochs: int = 6
+    """Local epochs per round."""
+    batch: int = 24
+    """Images per step."""
+    first_rate: float = 0.01
+    """Learning rate at which a client begins the first task."""
+    later_rate: float = 0.001
+    """Learning rate at which a client begins every later task."""
+    momentum: float = 0.9
+    """Of SGD with Nesterov momentum; it is lost between rounds, as published."""
+    weight_decay: float = 1e-4
+    """On every parameter."""
+    drop_last: bool = True
+    """Drop the incomplete batch of an epoch."""
+    batch_statistics: Literal["averaged", "kept_out"] = "averaged"
+    """averaged: clients update BatchNorm's running statistics and the server averages them; kept_out: they never
+    change or travel back, and clients normalise with those they were given."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 autocast on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
+    workers: int = 0
+    """Processes that read images; 0 reads them in the training process."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves its own choice."""
+
+    def __post_init__(self) -> None:
+        for field, least in (
+            ("epochs", 1),
+            ("batch", 2),
+            ("workers", 0),
+            ("threads", 0),
+            ("weight_decay", 0),
+            ("momentum", 0),
+        ):
+            if getattr(self, field) < least:
+                raise UserError(f"training.{field} = {getattr(self, field)}: must be {least} or more.")
+        for field in ("first_rate", "later_rate"):
+            if getattr(self, field) <= 0:
+                raise UserError(f"training.{field} = {getattr(self, field)}: must be above 0.")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a spec asks for."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"training.device = {name}: no such kind of device; use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"training.device = {name}: this machine has {torch.cuda.device_count()} CUDA device(s).")
+    return device
+
+
+def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
+    """Mixed precision as the spec asks for it."""
+    if spec.precision == "bfloat16" or (spec.precision == "auto" and device.type == "cuda"):
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def place(model: Segmenter, device: torch.device) -> Segmenter:
+    """On the device, channels last: faster on GPUs and on CPUs alike."""
+    return model.to(device).to(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What local training came to."""
+
+    steps: int
+    images: int
+    """Samples seen, repeats counted."""
+    losses: Mapping[str, float]
+    """Mean of each term over the steps."""
+    rate: float
+    """The learning rate reached."""
+
+
+def fit(
+    student: Segmenter,
+    teacher: Segmenter | None,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    method: Method,
+    label_space: LabelSpace,
+    spec: TrainingSpec,
+    rate: float,
+    horizon: int,
+    watcher: Watcher,
+) -> Fitted:
+    """Train `student` in place, from learning rate `rate`, `horizon` steps before the task's end."""
+    device = next(student.parameters()).device
+    student.train()
+    if spec.batch_statistics == "kept_out":
+        for module in student.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+    optimizer = torch.optim.SGD(
+        [p for p in student.parameters() if p.requires_grad],
+        lr=rate,
+        momentum=spec.momentum,
+        nesterov=spec.momentum > 0,
+        weight_decay=spec.weight_decay,
+    )
+    totals: dict[str, Tensor] = {}
+    steps, seen, told = 0, 0, monotonic()
+    for images, labels in batches:
+        optimizer.param_groups[0]["lr"] = rate_at(rate, steps, horizon)
+        images, labels = pad(
+            images.to(device, non_blocking=True), labels.to(device, non_blocking=True), student.divisor
+        )
+        images = normalise(images).contiguous(memory_format=torch.channels_last)
+        with autocast(spec, device):
+            with torch.no_grad():  # not inference mode: losses save the output for backward
+                taught = teacher(images) if teacher is not None else None
+            output = student(images)
+        known = sum(teacher.classifier.sizes) if teacher is not None else 0
+        terms = method.losses(Step(labels, output, taught, label_space, known))
+        optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        for name, value in terms.items():
+            totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
+        steps, seen = steps + 1, seen + len(images)
+        fresh = monotonic() - told > 0.5
+        told = monotonic() if fresh else told
+        watcher.step(len(images), {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
+    means = {name: float(total) / steps for name, total in totals.items()}
+    return Fitted(steps, seen, means, rate_at(rate, steps, horizon))

@@ -1,0 +1,34 @@
+"""What the work tells a person while it goes on. The display listens; by default nobody does."""
+
+from collections.abc import Mapping
+
+
+class Watcher:
+    """Hears of everything that takes time; this one ignores it all."""
+
+    def notice(self, text: str) -> None:
+        """Something a person should know, though nothing has to be done."""
+
+    def start(self, what: str, total: int) -> None:
+        """A counted piece of work begins: reading a data set, scoring images."""
+
+    def advance(self, done: int = 1) -> None:
+        """`done` more items of that work are finished."""
+
+    def finish(self) -> None:
+        """That work is over."""
+
+    def round(self, task: int, round: int, clients: int) -> None:
+        """A round begins."""
+
+    def client(self, client: int, steps: int) -> None:
+        """A client begins to train."""
+
+    def step(self, images: int, losses: Mapping[str, float] | None) -> None:
+        """One optimizer step; the losses come only now and then, since fetching them stalls a GPU."""
+
+    def begin(self, rounds: int, steps: int, done: int) -> None:
+        """The rounds begin: their number, their steps in all, and how many an earlier start has done."""
+
+    def scored(self, record: Mapping[str, object]) -> None:
+        """A model has been scored; the record is the line in scores.jsonl."""
