@@ -146,8 +146,9 @@ class RunFolder:
         """Write a model; gives its digest."""
         from safetensors.torch import save
 
-        about = {"fiss": str(FORMAT), "label_space": json.dumps(label_space.groups)}
-        data = save({k: v.contiguous() for k, v in weights.items()}, metadata=about)
+        about = json.dumps({"format": FORMAT, "label_space": label_space.groups})
+        # One key only: the library writes several in random order, and equal models would differ in their bytes.
+        data = save({k: v.contiguous() for k, v in weights.items()}, metadata={"fiss": about})
         write_atomically(self._weights(name), data)
         return hashlib.sha256(data).hexdigest()
 
@@ -171,10 +172,10 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
         if digest is not None and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             raise UserError(f"{path}: damaged, its digest is not the one in state.json.")
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            if about.get("fiss") != str(FORMAT):
+            about = (file.metadata() or {}).get("fiss")
+            if about is None:
                 raise UserError(f"{path}: not a model that fiss wrote (no label space in it).")
-            label_space = LabelSpace(tuple(tuple(group) for group in json.loads(about["label_space"])))
+            label_space = LabelSpace(tuple(tuple(group) for group in json.loads(about)["label_space"]))
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error

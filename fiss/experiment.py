@@ -1,8 +1,10 @@
 """From a config to a finished run: opens the data, draws the world, plays the rounds, scores, and keeps everything."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -73,7 +75,7 @@ class Setup:
         return place(model, self.device)
 
     def splits(self) -> dict[str, Any]:
-        """Who is selected and who holds what, in names rather than numbers."""
+        """Who is selected and who holds what, in names rather than numbers; and a digest of all names and labels."""
         stems = self.dataset.train.stems
         tasks = [
             {
@@ -89,7 +91,10 @@ class Setup:
             }
             for task in range(len(self.tasks.tasks))
         ]
-        return {"rounds": [asdict(turn) for turn in self.plan.turns], "tasks": tasks}
+        digest = sha256(json.dumps([list(stems), list(self.dataset.val.stems)]).encode())
+        for index in (self.train, self.val):
+            digest.update(index.pixels.tobytes())
+        return {"data": digest.hexdigest(), "rounds": [asdict(turn) for turn in self.plan.turns], "tasks": tasks}
 
 
 def prepare(config: Config, watcher: Watcher) -> Setup:

@@ -9,9 +9,11 @@ import json
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,16 +111,14 @@ def _load(path: Path) -> Index | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             return Index(file["pixels"], file["sizes"], tuple(json.loads(str(file["problems"]))))
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # not there, or half written by a killed run: made again
 
 
 def _save(path: Path, index: Index) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
-    try:
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, problems=json.dumps(index.problems))
         part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)  # a cache that cannot be written costs time, nothing else

@@ -37,9 +37,10 @@ def epoch_batches(images: Sequence[int], batch: int, drop_last: bool, seed: int,
         order *= 2
     samples = [(image, address(seed, "augment", *where, place)) for place, image in enumerate(order)]
     count = steps_per_epoch(len(images), batch, drop_last)
-    cuts = [i * batch for i in range(count)]
-    ends = [*cuts[1:], len(samples) if not drop_last or count * batch > len(samples) else count * batch]
-    return [samples[a:b] for a, b in zip(cuts, ends, strict=True)]
+    batches = [samples[i * batch : (i + 1) * batch] for i in range(count)]
+    if batches and not drop_last:
+        batches[-1] = samples[(count - 1) * batch :]
+    return batches
 
 
 def load(dataset: TrainingImages, batches: Sequence[Batch], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,70 @@
+from itertools import permutations
+
+import pytest
+import torch
+
+from fiss.errors import UserError
+from fiss.federation.aggregate import aggregate
+from fiss.federation.messages import Reply
+
+SENT = {"weight": torch.zeros(2), "count": torch.zeros((), dtype=torch.long)}
+
+
+def reply(client, values, images=1, count=1):
+    return Reply(client, images, {"weight": torch.tensor(values), "count": torch.tensor(count)})
+
+
+def test_the_plain_mean():
+    result = aggregate(SENT, [reply(0, [1.0, 2.0], 10), reply(1, [3.0, 6.0], 30)], "uniform")
+    assert result.weights["weight"].tolist() == [2.0, 4.0]
+    assert not result.refused
+
+
+def test_the_mean_by_images():
+    result = aggregate(SENT, [reply(0, [1.0, 2.0], 10), reply(1, [3.0, 6.0], 30)], "images")
+    assert result.weights["weight"].tolist() == [2.5, 5.0]
+
+
+def test_any_order_gives_the_same_bits():
+    random = torch.Generator().manual_seed(0)
+    sent = {"weight": torch.zeros(1000)}
+    replies = [Reply(c, 7 * c + 1, {"weight": torch.randn(1000, generator=random) * 10**c}) for c in range(4)]
+    results = {
+        aggregate(sent, order, weighting).weights["weight"].numpy().tobytes()
+        for weighting in ("uniform",)
+        for order in permutations(replies)
+    }
+    assert len(results) == 1
+    slow = sum(r.weights["weight"].double() for r in replies) / 4
+    assert torch.allclose(aggregate(sent, replies, "uniform").weights["weight"], slow.float(), rtol=1e-6)
+
+
+def test_counters_take_the_largest():
+    result = aggregate(SENT, [reply(0, [1.0, 1.0], count=3), reply(1, [1.0, 1.0], count=5)], "uniform")
+    assert int(result.weights["count"]) == 5
+    assert result.weights["count"].dtype == torch.long
+
+
+def test_clients_without_images_do_not_count():
+    result = aggregate(SENT, [reply(0, [1.0, 1.0]), Reply(1, 0)], "uniform")
+    assert result.weights["weight"].tolist() == [1.0, 1.0]
+    assert aggregate(SENT, [Reply(1, 0)], "uniform").weights is SENT
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"weight": torch.tensor([1.0, float("nan")]), "count": torch.tensor(1)}, "not finite"),
+        ({"weight": torch.tensor([1.0, float("inf")]), "count": torch.tensor(1)}, "not finite"),
+        ({"weight": torch.ones(1), "count": torch.tensor(1)}, r"\(1,\), sent as torch.float32 \(2,\)"),
+        ({"weight": torch.ones(2, dtype=torch.float64), "count": torch.tensor(1)}, "torch.float64"),
+        ({"weight": torch.ones(2)}, "such as count"),
+        ({"weight": torch.ones(2), "count": torch.tensor(1), "extra": torch.ones(1)}, "such as extra"),
+    ],
+)
+def test_a_bad_update_is_refused_and_named(bad, says):
+    result = aggregate(SENT, [reply(0, [1.0, 2.0]), Reply(7, 5, bad)], "uniform")
+    assert result.weights["weight"].tolist() == [1.0, 2.0]
+    assert list(result.refused) == [7]
+    with pytest.raises(UserError, match=says):
+        aggregate(SENT, [Reply(7, 5, bad)], "uniform")

@@ -1,0 +1,166 @@
+"""The command line as a person meets it."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from conftest import make_folder
+from typer.testing import CliRunner
+
+from fiss import cli
+from fiss.config import to_toml
+
+
+def fiss(*arguments, code=0):
+    """What `fiss ...` prints and its exit code, without a new process."""
+    old, sys.argv = sys.argv, ["fiss", *map(str, arguments)]
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+    finally:
+        sys.argv = old
+    assert (stopped.value.code or 0) == code
+
+
+def test_help_imports_nothing_heavy():
+    """`fiss --help` answers at once because torch, numpy and the rest are imported only by the commands that need them."""
+    heavy = ["torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
+    for arguments in ([], ["--help"], ["run", "--help"]):
+        code = (
+            f"import sys; sys.argv = ['fiss', *{arguments!r}]\n"
+            "from fiss.cli import main\n"
+            "try: main()\nexcept SystemExit: pass\n"
+            f"print('LOADED', [m for m in {heavy!r} if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert "LOADED []" in done.stdout
+
+
+def test_run_resume_eval(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
+    fiss("run", "tiny.toml", "--seed", 3, "--set", "training.epochs=1", "--method", "finetune")
+    out = capsys.readouterr().out
+    assert "task 1" in out
+    assert "forgetting" in out
+    path = tmp_path / "runs" / "tiny-finetune-seed3"
+    for name in ("config.toml", "scores.jsonl", "rounds.jsonl", "splits.json", "state.json", "weights"):
+        assert f"runs/{path.name}/{name}" in out
+        assert (path / name).exists()
+    fiss("run", "tiny.toml", "--seed", 3, "--base", path)
+    assert (tmp_path / "runs" / "tiny-finetune-seed3-2" / "state.json").exists()
+    fiss("run", "tiny.toml", "--joint")
+    assert (tmp_path / "runs" / "tiny-joint-seed5" / "state.json").exists()
+    capsys.readouterr()
+    fiss("resume", path)
+    assert "is finished already" in " ".join(capsys.readouterr().out.split())
+    fiss("eval", path, "--view", "full", "--json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["task"] for line in lines] == [0, 1]
+    fiss("eval", path)
+    assert "published" in capsys.readouterr().out
+
+
+def test_an_external_method(tiny, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from fiss.methods.finetune import Finetune\n\n"
+        '@dataclass(frozen=True)\nclass Mine(Finetune):\n    """Mine."""\n    name: ClassVar[str] = "mine"\n    weight: float = 2.0\n'
+        '    """How much."""\n\n'
+        "    def losses(self, step):\n        return {k: self.weight * v for k, v in super().losses(step).items()}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
+    fiss("run", "tiny.toml", "--method", "mine:Mine", "--set", "method.weight=3.0", "--out", "r")
+    text = (tmp_path / "r" / "config.toml").read_text()
+    assert 'name = "mine:Mine"' in text
+    assert "# How much.\nweight = 3.0" in text
+    fiss("resume", "r")
+
+
+def test_presets_and_methods(capsys):
+    fiss("presets")
+    assert "voc-15-1" in capsys.readouterr().out
+    fiss("presets", "voc-8-2")
+    assert 'split = "8-2"' in capsys.readouterr().out
+    fiss("methods")
+    assert "finetune" in capsys.readouterr().out
+
+
+def test_data_check(tmp_path, capsys):
+    root = make_folder(tmp_path)
+    fiss("data", "check", root)
+    out = capsys.readouterr().out
+    assert re.search(r"thing1\W+3\W+21\.43 %", out)
+    assert "no problems" in out
+    (root / "masks" / "p1.png").unlink()
+    (root / "masks" / "p8.png").write_bytes(b"x")
+    fiss("data", "check", root, code=2)
+    captured = capsys.readouterr()
+    assert "p1.png: missing mask" in captured.out
+    assert "p8.png: unreadable or truncated mask" in captured.out
+    assert "2 problem(s)" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "voc-4-5"], "Unknown preset 'voc-4-5'. Did you mean 'voc-4-4'?"),
+        (["run", "shapes", "--method", "finetun"], "Unknown method 'finetun'. Did you mean 'finetune'?"),
+        (["run", "shapes", "--set", "trainin.batch=3"], "Did you mean 'training.batch'?"),
+        (["run", "shapes", "--set", "model.encoder=resnet17"], "Unknown encoder 'resnet17'"),
+        (["run", "shapes", "--set", "data.name=coco"], "Unknown data set 'coco'"),
+        (["run", "shapes", "--set", "tasks.split=7-2"], "does not fit 12 classes"),
+        (["run", "shapes", "--set", "world.per_round=9"], "more than the 4 clients"),
+        (["run", "voc-4-4", "--set", "data.root=/absent"], "there is no such folder"),
+        (["run", "voc-4-4"], "data.root is empty"),
+        (["run", "absent.toml"], "unreadable"),
+        (["resume", "/absent"], "not a run folder"),
+        (["eval", "/absent"], "not a run folder"),
+        (["eval", "/absent", "--view", "ful"], "Did you mean 'full'?"),
+        (["data", "check", "/absent"], "no such folder"),
+        (["presets", "voc"], "Unknown preset"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fiss(*arguments, code=2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert says in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_says_how_to_go_on(tiny, tmp_path, monkeypatch, capsys):
+    from fiss import experiment
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "resume", interrupted)
+    fiss("resume", "somewhere", code=130)
+    assert "`fiss resume somewhere` goes on" in capsys.readouterr().err
+
+
+def test_bars_on_a_terminal(tiny, tmp_path):
+    from rich.console import Console
+
+    from fiss import experiment
+    from fiss.display import Display
+
+    console = Console(force_terminal=True, width=120, record=True)
+    with Display(console) as display:
+        experiment.start(replace(tiny, world=replace(tiny.world, rounds=1)), tmp_path / "r", display)
+    text = console.export_text()
+    assert "task 1  round 2/2" in text
+
+
+def test_the_app_knows_its_commands():
+    result = CliRunner().invoke(cli.app, ["--help"])
+    for command in ("run", "resume", "eval", "presets", "methods", "data"):
+        assert command in result.output

@@ -1,0 +1,181 @@
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import make_ade, make_folder, make_voc, mask, picture, save
+from PIL import Image
+
+from fiss.data import index as indexing
+from fiss.data.index import build, check
+from fiss.data.sources import DataSpec, open_dataset, recognise
+from fiss.errors import UserError
+from fiss.watch import Watcher
+
+
+class Counting(Watcher):
+    def __init__(self):
+        self.read = 0
+
+    def advance(self, done=1):
+        self.read += done
+
+
+def test_voc_with_augmented_masks(tmp_path):
+    make_voc(tmp_path)
+    for root in (tmp_path, tmp_path / "VOCdevkit", tmp_path / "VOCdevkit" / "VOC2012"):
+        data = open_dataset(recognise(root))
+        assert data.name == "voc"
+        assert not data.notices
+        assert data.train.stems == ("2007_000000", "2007_000001", "2007_000002", "2007_000003")
+    image, labels = data.train.read(2)
+    assert image.shape == (40, 48, 3)
+    assert sorted(np.unique(labels)) == [0, 3]
+    train, _ = check(data)
+    assert train.presence[:, 1:5].tolist() == np.eye(4, dtype=bool).tolist()
+
+
+def test_voc_without_augmented_masks_falls_back_and_says_so(tmp_path):
+    data = open_dataset(recognise(make_voc(tmp_path, aug=False)))
+    assert data.train.stems == ("2007_000000", "2007_000001")
+    assert "SegmentationClassAug/ is not there" in data.notices[0]
+    _, labels = data.train.read(1)
+    assert sorted(np.unique(labels)) == [0, 2, 255]  # an indexed PNG gives ids, not colours
+
+
+def test_ade20k(tmp_path):
+    data = open_dataset(recognise(make_ade(tmp_path)))
+    assert len(data.classes) == 150
+    assert (data.classes[0], data.classes[149]) == ("wall", "flag")
+    train, val = check(data)
+    assert (len(data.train.stems), len(data.val.stems)) == (4, 2)
+    assert train.presence[:, 150].all()
+    assert val.presence[1, 2]
+
+
+def test_folder_with_and_without_split_files(tmp_path):
+    data = open_dataset(recognise(make_folder(tmp_path)))
+    assert data.classes == ("thing1", "thing2", "thing3")
+    assert (len(data.train.stems), len(data.val.stems)) == (7, 3)
+    (tmp_path / "train.txt").unlink()
+    with pytest.raises(UserError, match="give both or neither"):
+        open_dataset(DataSpec("folder", str(tmp_path)))
+    (tmp_path / "val.txt").unlink()
+    (tmp_path / "classes.txt").write_text("background\nthing1\nthing2\nthing3\n")
+    data = open_dataset(DataSpec("folder", str(tmp_path)))
+    assert data.classes == ("thing1", "thing2", "thing3")
+    assert set(data.train.stems) | set(data.val.stems) == {f"p{k}" for k in range(10)}
+    assert "a fifth" in data.notices[0]
+
+
+def test_the_index_is_read_once_and_again_when_a_file_changes(tmp_path):
+    data = open_dataset(recognise(make_folder(tmp_path)))
+    first, again, changed = Counting(), Counting(), Counting()
+    one = build(data.train, data.classes, first)
+    two = build(data.train, data.classes, again)
+    assert (first.read, again.read) == (7, 0)
+    assert (one.pixels == two.pixels).all()
+    assert one.pixels[0].tolist() == [16 * 40, 16 * 40, 0, 0]
+    save(tmp_path / "masks" / "p0.png", mask(0, 2))
+    os.utime(tmp_path / "masks" / "p0.png", ns=(1, 1))
+    three = build(data.train, data.classes, changed)
+    assert changed.read == 7
+    assert three.presence[0].tolist() == [True, False, True, False]
+
+
+def test_a_damaged_cache_is_made_again(tmp_path):
+    data = open_dataset(recognise(make_folder(tmp_path / "d")))
+    build(data.train, data.classes)
+    for path in indexing.cache_folder().glob("*.npz"):
+        path.write_bytes(path.read_bytes()[:40])
+    again = Counting()
+    build(data.train, data.classes, again)
+    assert again.read == 7
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FISS_CACHE", str(tmp_path / "file"))
+    data = open_dataset(recognise(make_folder(tmp_path / "d")))
+    assert build(data.train, data.classes).presence.any()
+
+
+def test_every_problem_is_named(tmp_path):
+    root = make_folder(tmp_path)
+    (root / "images" / "p0.png").write_bytes(b"not an image")
+    truncated = (root / "images" / "p1.png").read_bytes()
+    (root / "images" / "p1.png").write_bytes(truncated[: len(truncated) // 2])
+    save(root / "masks" / "p2.png", mask(0, 1, height=20))
+    save(root / "masks" / "p3.png", mask(0, 1, 9))
+    save(root / "masks" / "p4.png", picture())
+    Image.fromarray(np.zeros((40, 48), np.uint16)).save(root / "masks" / "p5.png")
+    (root / "masks" / "p6.png").unlink()
+    save(root / "images" / "p7.jpg", picture())
+    (root / "val.txt").write_text("p7\np8\np8\nabsent\n")
+    data = open_dataset(DataSpec("folder", str(root)))
+    with pytest.raises(UserError, match="nothing was started") as caught:
+        check(data)
+    text = str(caught.value)
+    for says in (
+        "images/p0.png: unreadable or truncated image",
+        "images/p1.png: unreadable or truncated image",
+        "masks/p2.png: mask is 48x20, its image 48x40",
+        "masks/p3.png: mask ids [9] are outside 0 to 3",
+        "masks/p4.png: RGB colour mask",
+        "masks/p5.png: 16-bit or wider mask",
+        "masks/p6.png: missing mask",
+        "p7.png: duplicate stem",
+        "p8: listed 2 times (duplicate stem)",
+        "absent.jpg: missing image",
+    ):
+        assert says in text, says
+    assert "10 problem(s)" in text
+
+
+def test_an_empty_split_is_a_problem(tmp_path):
+    root = make_folder(tmp_path)
+    (root / "val.txt").write_text("\n")
+    with pytest.raises(UserError, match="val: empty split"):
+        check(open_dataset(DataSpec("folder", str(root))))
+
+
+def test_many_problems_are_cut_short(tmp_path):
+    root = make_folder(tmp_path, count=40)
+    for path in (root / "masks").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="and 20 more"):
+        check(open_dataset(DataSpec("folder", str(root))))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (DataSpec("voc"), "data.root is empty"),
+        (DataSpec("voc", "/no/such/place"), "no such folder"),
+    ],
+)
+def test_missing_roots(spec, says):
+    with pytest.raises(UserError, match=says):
+        open_dataset(spec)
+
+
+def test_wrong_roots(tmp_path):
+    for name, says in (("voc", "No VOC 2012 at"), ("ade20k", "No ADE20k at"), ("folder", "images .* is not there")):
+        with pytest.raises(UserError, match=says):
+            open_dataset(DataSpec(name, str(tmp_path)))
+    with pytest.raises(UserError, match="no data set known here"):
+        recognise(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        recognise(tmp_path / "absent")
+    with pytest.raises(UserError, match="Did you mean 'shapes'"):
+        DataSpec("shape")
+    with pytest.raises(UserError, match="shapes_size"):
+        replace(DataSpec(), shapes_size=8)
+
+
+def test_bad_class_files(tmp_path):
+    root = make_folder(tmp_path)
+    for text in ("", "a\na\n", "\n".join(map(str, range(255)))):
+        (root / "classes.txt").write_text(text)
+        with pytest.raises(UserError, match="different class names"):
+            open_dataset(DataSpec("folder", str(root)))

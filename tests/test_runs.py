@@ -1,0 +1,382 @@
+"""Whole runs: what they leave behind, and that being killed changes nothing."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_ade, make_folder, make_voc, mask, save
+
+from fiss import checkpoint, experiment
+from fiss.checkpoint import RunFolder, read_model
+from fiss.config import read_toml
+from fiss.data.sources import DataSpec
+from fiss.data.world import TaskSpec, WorldSpec
+from fiss.errors import UserError
+from fiss.models.segmenter import build
+from fiss.watch import Watcher
+
+
+def result(path: Path) -> dict[str, bytes]:
+    """What must be the same in two runs: scores and models, to the bit; rounds but for their time."""
+    rounds = [{k: v for k, v in r.items() if "second" not in k} for r in RunFolder(path).records("rounds.jsonl")]
+    state = json.loads((path / "state.json").read_text())
+    return {
+        "scores": (path / "scores.jsonl").read_bytes(),
+        "splits": (path / "splits.json").read_bytes(),
+        "rounds": json.dumps(rounds).encode(),
+        "state": json.dumps({k: v for k, v in state.items() if k != "lengths"}).encode(),
+        **{p.name: p.read_bytes() for p in sorted((path / "weights").iterdir()) if not p.name.endswith(".part")},
+    }
+
+
+@pytest.fixture(scope="module")
+def module_tmp(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def whole(tiny, module_tmp):
+    """An uninterrupted run, made once."""
+    path = module_tmp / "whole"
+    if not path.exists():
+        experiment.start(tiny, path, Watcher())
+    return path
+
+
+def test_a_run_folder(whole, tiny):
+    assert sorted(p.name for p in whole.iterdir()) == [
+        "config.toml", "rounds.jsonl", "scores.jsonl", "splits.json", "state.json", "weights",
+    ]  # fmt: skip
+    names = sorted(p.name for p in (whole / "weights").iterdir())
+    assert names == ["round-0000.safetensors", "round-0002.safetensors", "task-0.safetensors", "task-1.safetensors"]
+    folder = RunFolder.open(whole)
+    assert folder.config() == tiny
+    rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
+    assert [r["round"] for r in rounds] == [0, 1, 2, 3]
+    assert [(s["round"], s["task"], s["ends_task"], s["view"]) for s in scores] == [
+        (r, r // 2, r % 2 == 1, view) for r in range(4) for view in ("published", "full")
+    ]
+    assert all(s["images"] == 6 for s in scores if s["view"] == "full")
+    assert set(scores[-1]["iou"]) == {
+        "background",
+        *read_model(whole / "weights" / "task-1.safetensors").label_space.names,
+    }
+    splits = json.loads((whole / "splits.json").read_text())
+    assert [turn["selected"] for turn in splits["rounds"]] == [r["selected"] for r in rounds]
+    for r in rounds:
+        for reply in r["replies"]:
+            held = splits["tasks"][r["task"]]["clients"][str(reply["client"])]
+            assert reply["images"] == len(held["images"])
+    memories = json.loads((whole / "state.json").read_text())["memories"]
+    assert set(memories) == {str(c) for r in rounds for c in r["selected"]}
+    last = memories[str(rounds[-1]["selected"][0])]
+    assert (last["task"], last["teacher"], last["rate"]) == (1, "task-0", 0.0)
+
+
+def test_forgetting_looks_back_at_the_ends_of_earlier_tasks(whole):
+    scores = [s for s in RunFolder(whole).records("scores.jsonl") if s["view"] == "full"]
+    best, now = scores[1]["iou"], scores[-1]["iou"]
+    old = [n for n in best if n != "background" and best[n] is not None]
+    assert scores[-1]["forgetting"] == pytest.approx(sum(best[n] - now[n] for n in old) / len(old))
+
+
+def test_any_tasks_weights_rebuild_the_model(whole, tiny):
+    for task, sizes in ((0, (7,)), (1, (7, 3))):
+        snapshot = read_model(whole / "weights" / f"task-{task}.safetensors")
+        assert snapshot.label_space.sizes == sizes
+        model = build(tiny.model, snapshot.label_space.sizes, 123)
+        model.load(snapshot.weights, snapshot.label_space.sizes)
+        assert all(torch.equal(t, snapshot.weights[k]) for k, t in model.weights().items())
+
+
+def test_the_written_config_repeats_the_run(whole, module_tmp):
+    path = module_tmp / "again"
+    experiment.start(read_toml(whole / "config.toml"), path, Watcher())
+    assert result(path) == result(whole)
+
+
+def test_another_seed_is_another_run(whole, tiny, tmp_path):
+    experiment.start(replace(tiny, seed=6), tmp_path / "r", Watcher())
+    assert result(tmp_path / "r")["scores"] != result(whole)["scores"]
+
+
+class KillAtStep(Watcher):
+    def __init__(self, at):
+        self.left = at
+
+    def step(self, images, losses):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(work):
+    """Run `work` in a process that kills itself with SIGKILL."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def die_in_fsync(at, monkeypatch):
+    """SIGKILL in the at-th fsync, with the file torn in half where it is a file."""
+    calls, real = [0], os.fsync
+
+    def fsync(descriptor):
+        calls[0] += 1
+        if calls[0] == at:
+            path = Path(f"/proc/self/fd/{descriptor}").resolve()
+            if path.is_file():  # of a log, only what this round appended can be torn
+                size = os.fstat(descriptor).st_size
+                os.ftruncate(descriptor, size - 5 if path.suffix == ".jsonl" else size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_killed_in_training(whole, tiny, tmp_path, step):
+    path = tmp_path / "r"
+    assert killed(lambda: experiment.start(tiny, path, KillAtStep(step)))
+    experiment.resume(path, Watcher())
+    assert result(path) == result(whole)
+
+
+@pytest.mark.parametrize("at", range(3, 26, 2))
+def test_killed_in_a_write(whole, tiny, tmp_path, at, monkeypatch):
+    """Every odd fsync from the splits on: weights, directories, logs and state, in several rounds, torn in half."""
+    path = tmp_path / "r"
+
+    def work():
+        die_in_fsync(at, monkeypatch)
+        experiment.start(tiny, path, Watcher())
+
+    assert killed(work)
+    experiment.resume(path, Watcher())
+    assert result(path) == result(whole)
+
+
+def test_killed_twice_and_in_the_middle_of_a_line(whole, tiny, tmp_path):
+    path = tmp_path / "r"
+    assert killed(lambda: experiment.start(tiny, path, KillAtStep(4)))
+    assert killed(lambda: experiment.resume(path, KillAtStep(3)))
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 1, "ta')
+    experiment.resume(path, Watcher())
+    assert result(path) == result(whole)
+
+
+def test_a_finished_run_resumes_to_itself(whole):
+    before = result(whole)
+    experiment.resume(whole, Watcher())
+    assert result(whole) == before
+
+
+def test_a_base_saves_the_first_task(whole, tiny, tmp_path):
+    config = replace(tiny, base=str(whole))
+    experiment.start(config, tmp_path / "r", Watcher())
+    ours, theirs = RunFolder(tmp_path / "r"), RunFolder(whole)
+    assert ours.records("scores.jsonl") == [s for s in theirs.records("scores.jsonl") if s["round"] > 0]
+    assert (tmp_path / "r/weights/task-1.safetensors").read_bytes() == (
+        whole / "weights/task-1.safetensors"
+    ).read_bytes()
+    assert [r["round"] for r in ours.records("rounds.jsonl")] == [2, 3]
+
+
+def test_a_run_from_a_base_survives_being_killed(whole, tiny, tmp_path, monkeypatch):
+    config = replace(tiny, base=str(whole))
+    experiment.start(config, tmp_path / "ours", Watcher())
+
+    def work():
+        die_in_fsync(5, monkeypatch)
+        experiment.start(config, tmp_path / "r", Watcher())
+
+    assert killed(work)
+    experiment.resume(tmp_path / "r", Watcher())
+    assert result(tmp_path / "r") == result(tmp_path / "ours")
+
+
+def test_a_base_that_does_not_fit(whole, tiny, tmp_path):
+    other = replace(tiny.model, options={**tiny.model.options, "decoder_channels": 8})
+    for config, says in (
+        (replace(tiny, base=str(whole), model=other), "another network"),
+        (replace(tiny, base=str(whole), tasks=TaskSpec("3-3")), "its first task is"),
+        (replace(tiny, base=str(tmp_path)), "not a run folder"),
+    ):
+        with pytest.raises(UserError, match=says):
+            experiment.start(config, tmp_path / "r", Watcher())
+        assert not (tmp_path / "r").exists()
+
+
+def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, tmp_path):
+    experiment.start(replace(tiny, joint=True), tmp_path / "r", Watcher())
+    joint, federated = RunFolder(tmp_path / "r"), RunFolder(whole)
+
+    def steps(folder):
+        return sum(reply["steps"] for r in folder.records("rounds.jsonl") for reply in r["replies"])
+
+    assert steps(joint) == steps(federated)
+    last = joint.records("scores.jsonl")[-1]
+    assert (last["task"], last["ends_task"], len(last["iou"])) == (0, True, 10)
+    assert joint.read_weights("task-0").label_space.sizes == (10,)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "images"])
+def test_the_order_of_clients_does_not_matter(tiny, weighting, monkeypatch, tmp_path):
+    from fiss.engines.inprocess import InProcess
+
+    config = replace(tiny, federation=replace(tiny.federation, weighting=weighting))
+    experiment.start(config, tmp_path / "a", Watcher())
+    ask = InProcess.ask
+    monkeypatch.setattr(InProcess, "ask", lambda self, orders: ask(self, orders[::-1]))
+    experiment.start(config, tmp_path / "b", Watcher())
+    assert result(tmp_path / "a") == result(tmp_path / "b")
+
+
+def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatch):
+    from fiss.engines import inprocess
+
+    answer, said = inprocess.answer, []
+
+    def poisoned(order, *rest):
+        reply, memory = answer(order, *rest)
+        if order.round == 1 and order.client == min(RunFolder(tmp_path / "r").records("rounds.jsonl")[0]["selected"]):
+            reply.weights["encoder.conv1.weight"][0] = float("nan")
+        return reply, memory
+
+    class Listening(Watcher):
+        def notice(self, text):
+            said.append(text)
+
+    monkeypatch.setattr(inprocess, "answer", poisoned)
+    config = replace(tiny, world=replace(tiny.world, clients=2))
+    experiment.start(config, tmp_path / "r", Listening())
+    refused = [r["refused"] for r in RunFolder(tmp_path / "r").records("rounds.jsonl")]
+    assert [len(r) for r in refused] == [0, 1, 0, 0]
+    assert any("refused: encoder.conv1.weight has values that are not finite" in text for text in said)
+
+
+def test_nothing_is_written_over(whole, tiny):
+    before = result(whole)
+    with pytest.raises(UserError, match="not written over"):
+        experiment.start(tiny, whole, Watcher())
+    assert result(whole) == before
+
+
+def damaged(whole, tmp_path):
+    import shutil
+
+    shutil.copytree(whole, tmp_path / "d")
+    return tmp_path / "d"
+
+
+def test_damaged_and_foreign_folders(whole, tmp_path):
+    with pytest.raises(UserError, match="not a run folder"):
+        experiment.resume(tmp_path, Watcher())
+    path = damaged(whole, tmp_path)
+    model, state = path / "weights" / "task-1.safetensors", path / "state.json"
+    good = model.read_bytes()
+    for data, says in ((good[:-4] + b"oops", "damaged, its digest"), (good[: len(good) // 2], "damaged")):
+        model.write_bytes(data)
+        with pytest.raises(UserError, match=says):
+            experiment.resume(path, Watcher())
+    model.unlink()
+    with pytest.raises(UserError, match="no such model. This run has: round-0000, round-0002, task-0"):
+        experiment.resume(path, Watcher())
+    model.write_bytes(good)
+    written = state.read_text()
+    for text, says in (("{", "damaged or foreign"), ("{}", "damaged or foreign"), ('{"format": 99}', "format 99")):
+        state.write_text(text)
+        with pytest.raises(UserError, match=says):
+            experiment.resume(path, Watcher())
+    state.write_text(written)
+    (path / "scores.jsonl").write_text("")
+    with pytest.raises(UserError, match="lines of finished rounds are missing"):
+        experiment.resume(path, Watcher())
+    (path / "splits.json").write_text("{}")
+    with pytest.raises(UserError, match="are not those this run began with"):
+        experiment.resume(path, Watcher())
+
+
+def test_foreign_models(whole, tmp_path, tiny):
+    from safetensors.torch import save_file
+
+    path = tmp_path / "foreign.safetensors"
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match="not a model that fiss wrote"):
+        read_model(path)
+    folder = damaged(whole, tmp_path)
+    snapshot = read_model(whole / "weights" / "task-0.safetensors")
+    RunFolder(folder).write_weights("task-0", snapshot.label_space, {"a": torch.zeros(1)})
+    with pytest.raises(UserError, match="task-0 does not fit the network"):
+        list(experiment.rescore(folder, ("full",), Watcher()))
+
+
+def test_scores_can_be_made_again(whole):
+    again = list(experiment.rescore(whole, ("published", "full"), Watcher()))
+    logged = [s for s in RunFolder(whole).records("scores.jsonl") if s["ends_task"]]
+    assert [{k: v for k, v in s.items() if k != "round"} for s in logged] == again
+
+
+def test_scores_need_a_finished_task(tiny, tmp_path):
+    folder = RunFolder.create(tmp_path / "r", tiny)
+    with pytest.raises(UserError, match="no task is finished"):
+        list(experiment.rescore(folder.path, ("full",), Watcher()))
+
+
+def small(tiny, data, tasks, **world):
+    spec = WorldSpec(clients=2, joiners=0, per_round=1, rounds=1, sample_ratio=1.0, single_ratio=1.0, **world)
+    return replace(tiny, data=data, tasks=TaskSpec(tasks), world=spec)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "tasks"),
+    [
+        (make_voc, "voc", "aeroplane, bicycle; bird, boat"),
+        (make_ade, "ade20k", "wall, building; sky"),
+        (make_folder, "folder", "2-1"),
+    ],
+)
+def test_data_sets_of_the_genuine_layouts(tiny, tmp_path, make, name, tasks):
+    """Images of 40 x 48 with ignored pixels; the network pads them to its divisor."""
+    make(tmp_path / "data")
+    experiment.start(small(tiny, DataSpec(name, str(tmp_path / "data")), tasks), tmp_path / "r", Watcher())
+    assert len(RunFolder(tmp_path / "r").records("rounds.jsonl")) == 2
+
+
+def test_a_data_set_that_changed_is_not_mixed_in(tiny, tmp_path):
+    root = make_folder(tmp_path / "data")
+    config = small(tiny, DataSpec("folder", str(root)), "2-1")
+    assert killed(lambda: experiment.start(config, tmp_path / "r", KillAtStep(1)))
+    path = root / "masks" / "p8.png"
+    before = path.read_bytes()
+    save(path, mask(0, 1))
+    with pytest.raises(UserError, match="Restore the data, or start a new run"):
+        experiment.resume(tmp_path / "r", Watcher())
+    path.write_bytes(before)
+    experiment.resume(tmp_path / "r", Watcher())
+
+
+def test_bad_data_stops_a_run_before_it_starts(tiny, tmp_path):
+    root = make_folder(tmp_path / "data")
+    (root / "masks" / "p1.png").unlink()
+    with pytest.raises(UserError, match=r"p1\.png: missing mask"):
+        experiment.start(small(tiny, DataSpec("folder", str(root)), "2-1"), tmp_path / "r", Watcher())
+    assert not (tmp_path / "r").exists()
+
+
+def test_own_labels_hide_the_classes_a_client_did_not_draw(tiny):
+    plain = experiment.prepare(tiny, Watcher())
+    own = experiment.prepare(replace(tiny, world=replace(tiny.world, own_labels=True)), Watcher())
+    key = next(iter(plain.plan.holdings))
+    assert plain.site(*key).labelled == plain.tasks.tasks[key[0]]
+    assert own.site(*key).labelled == own.plan.holdings[key].classes
+    assert len(own.site(*key).labelled) < len(plain.site(*key).labelled)

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+
+from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
+from fiss.errors import UserError
+from fiss.training.batches import epoch_batches, load
+
+IDENTITY = np.arange(256, dtype=np.uint8)
+
+
+class Coded:
+    """Images whose red channel is their mask: whatever happens to one must happen to the other."""
+
+    name, stems = "train", ("a", "b", "c", "d", "e")
+
+    def read(self, i):
+        mask = np.kron(np.arange(8 * 8).reshape(8, 8), np.ones((8, 10))).astype(np.uint8)
+        return np.stack([mask, mask, mask], 2), mask
+
+    def fingerprint(self):
+        return "coded"
+
+
+def test_image_and_mask_are_cut_alike():
+    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=64))
+    flips = 0
+    for key in range(40):
+        image, mask = data[0, key]
+        assert image.shape == (3, 64, 64)
+        assert mask.shape == (64, 64)
+        near = (image[0].float() - mask.float()).abs()
+        assert near.median() <= 1.0  # bilinear against nearest: only edges differ
+        flips += int(mask[32, 0] > mask[32, -1])
+    assert 8 < flips < 32
+
+
+def test_a_sample_depends_on_its_key_alone():
+    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=32))
+    before = torch.get_rng_state()
+    first = data[0, 5]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again = data[0, 5]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], data[0, 6][0])
+
+
+def test_areas_and_aspects_are_the_published_ones():
+    spec = AugmentSpec()
+    assert (spec.crop, spec.scale, spec.ratio, spec.flip) == (512, (0.5, 2.0), (3 / 4, 4 / 3), 0.5)
+
+    class Ramp(Coded):
+        def read(self, i):
+            y, x = np.mgrid[0:200, 0:200]
+            return np.stack([y, x, x], 2).astype(np.uint8), np.zeros((200, 200), np.uint8)
+
+    data = TrainingImages(Ramp(), IDENTITY, AugmentSpec(crop=50, flip=0.0))
+    areas, aspects = [], []
+    for key in range(300):
+        image, _ = data[0, key]
+        height = float(image[0, -1].float().mean() - image[0, 0].float().mean()) * 50 / 49
+        width = float(image[1, :, -1].float().mean() - image[1, :, 0].float().mean()) * 50 / 49
+        areas.append(height * width / 200**2)
+        aspects.append(width / height)
+    assert 0.47 < min(areas) < 0.55
+    assert 0.9 < max(areas) < 1.04
+    assert 0.72 < min(aspects) < 0.8
+    assert 1.25 < max(aspects) < 1.4
+
+
+def test_the_mask_goes_through_the_table():
+    table = np.zeros(256, np.uint8)
+    table[9], table[255] = 4, 255
+    _, mask = TrainingImages(Coded(), table, AugmentSpec(crop=64))[0, 0]
+    assert set(mask.unique().tolist()) <= {0, 4}
+
+
+def test_the_published_view_is_a_centre_crop_and_the_full_one_is_not():
+    image, mask = ScoredImages(Coded(), IDENTITY, "published", 32)[0]
+    assert image.shape == (3, 32, 32)
+    assert mask.shape == (32, 32)
+    # 64 x 80 is resized to 32 x 40, blocks become 4 x 5, and four columns fall off at each side
+    assert mask[0].tolist() == [(x + 4) // 5 for x in range(32)]
+    assert mask[:, 1].tolist() == [8 * (y // 4) + 1 for y in range(32)]
+    assert (image[0].float() - mask.float()).abs().median() <= 1
+    full_image, full_mask = ScoredImages(Coded(), IDENTITY, "full", 32)[0]
+    assert full_image.shape == (3, 64, 80)
+    assert torch.equal(full_mask, torch.from_numpy(Coded().read(0)[1]))
+
+
+def test_normalise_is_imagenets():
+    grey = torch.full((1, 3, 1, 1), 128, dtype=torch.uint8)
+    expected = [(128 / 255 - m) / s for m, s in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))]
+    assert normalise(grey).flatten().tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_batches_are_the_same_with_workers():
+    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=32))
+    batches = epoch_batches(range(5), 2, False, 0, "x")
+    alone, helped = list(load(data, batches, 0, False)), list(load(data, batches, 2, False))
+    assert len(alone) == len(helped) == 2
+    for (a, b), (c, d) in zip(alone, helped, strict=True):
+        assert torch.equal(a, c)
+        assert torch.equal(b, d)
+
+
+@pytest.mark.parametrize("changes", [{"crop": 4}, {"scale": (0.0, 1.0)}, {"ratio": (2.0, 1.0)}, {"flip": 1.5}])
+def test_impossible_augmentation(changes):
+    with pytest.raises(UserError, match="augment"):
+        AugmentSpec(**changes)
