@@ -12,7 +12,7 @@ test: $(READY)
 	$(BIN)/ruff format --check fiss tests docs
 	$(BIN)/ruff check fiss tests docs
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --cov
+	$(BIN)/python -m pytest --cov=fiss
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -26,7 +26,7 @@ def fiss(*arguments, code=0):
 
 
 def test_help_imports_nothing_heavy():
-    """`fiss --help` answers at once because torch, numpy and the rest are imported only by the commands that need them."""
+    """`fiss --help` answers at once: torch, numpy and the rest are imported only by the commands that need them."""
     heavy = ["torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
     for arguments in ([], ["--help"], ["run", "--help"]):
         code = (
@@ -68,7 +68,8 @@ def test_an_external_method(tiny, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import ClassVar\n"
         "from fiss.methods.finetune import Finetune\n\n"
-        '@dataclass(frozen=True)\nclass Mine(Finetune):\n    """Mine."""\n    name: ClassVar[str] = "mine"\n    weight: float = 2.0\n'
+        '@dataclass(frozen=True)\nclass Mine(Finetune):\n    """Mine."""\n    name: ClassVar[str] = "mine"\n'
+        "    weight: float = 2.0\n"
         '    """How much."""\n\n'
         "    def losses(self, step):\n        return {k: self.weight * v for k, v in super().losses(step).items()}\n"
     )

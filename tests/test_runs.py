@@ -289,7 +289,7 @@ def test_damaged_and_foreign_folders(whole, tmp_path):
         with pytest.raises(UserError, match=says):
             experiment.resume(path, Watcher())
     model.unlink()
-    with pytest.raises(UserError, match="no such model. This run has: round-0000, round-0002, task-0"):
+    with pytest.raises(UserError, match=r"no such model\. This run has: round-0000, round-0002, task-0"):
         experiment.resume(path, Watcher())
     model.write_bytes(good)
     written = state.read_text()

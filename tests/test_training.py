@@ -162,7 +162,7 @@ def test_batch_statistics_are_trained_when_averaged(model):
 
 
 def test_the_teacher_is_the_model_from_before_the_task(model):
-    """A method that asks for the teacher sees the snapshot, frozen and in evaluation mode, and no gradient reaches it."""
+    """A method that asks for it sees the snapshot, frozen and in evaluation mode, and no gradient reaches it."""
     seen = []
 
     @dataclass(frozen=True)
