@@ -30,6 +30,9 @@ def run_(
         str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset (see `fiss presets`) or a config file.")
     ],
     method: Annotated[str, typer.Option(help="How not to forget (see `fiss methods`), or package.module:Class.")] = "",
+    ablate: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="Take a part of the method out; repeatable.")
+    ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
     ] = None,
@@ -41,7 +44,7 @@ def run_(
     ] = None,
 ) -> None:
     """Run an experiment: a federation that learns class after class."""
-    config = _config(what, method, setting or [], seed, base, joint)
+    config = _config(what, method, ablate or [], setting or [], seed, base, joint)
     from fiss import experiment
 
     out = out or _free(Path("runs") / _name(config))
@@ -87,6 +90,30 @@ def eval_(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    view: Annotated[str, typer.Option(help="published or full.")] = "published",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Runs side by side: mean and deviation over seeds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fiss import tables
+
+    comparison = tables.compare(runs, view)
+    if markdown:
+        print(comparison.markdown())
+        return
+    table = Table(title=comparison.title, title_justify="left")
+    for name in comparison.head:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in comparison.rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+@app.command()
 def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.")] = "") -> None:
     """List the presets, or show one as TOML."""
     from rich.console import Console
@@ -120,10 +147,13 @@ def methods() -> None:
     table = Table(title="fiss run PRESET --method METHOD", title_justify="left", show_lines=True)
     for head in ("method", "what it is", "fields (--set method.FIELD=VALUE)"):
         table.add_column(head)
-    for key, kind in METHODS.items():
-        texts = meanings(kind)
-        own = "\n".join(f"{f.name} = {f.default}: {texts.get(f.name, '')}" for f in fields(kind))
-        table.add_row(key, " ".join((kind.__doc__ or "").split()), own)
+    for key, make in METHODS.items():
+        method = make()
+        texts, plain = meanings(type(method)), method if key == method.name else METHODS[method.name]()
+        own = [f.name for f in fields(method) if method is plain or getattr(method, f.name) != getattr(plain, f.name)]
+        shown = "\n".join(f"{name} = {getattr(method, name)}: {texts.get(name, '')}" for name in own)
+        parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
+        table.add_row(key, " ".join((make.__doc__ or "").split()), shown + parts)
     Console().print(table)
 
 
@@ -155,26 +185,30 @@ def data_check(
     display.console.print("no problems", style="green")
 
 
-def _config(what: str, method: str, settings: list[str], seed: int | None, base: Path | None, joint: bool) -> "Config":
+def _config(
+    what: str, method: str, ablate: list[str], settings: list[str], seed: int | None, base: Path | None, joint: bool
+) -> "Config":
     from dataclasses import replace
 
     from fiss import presets as known
     from fiss.config import parse_settings, read_toml, with_settings
+    from fiss.methods import ablate as without
     from fiss.methods import find
 
     config = read_toml(Path(what)) if what.endswith(".toml") else known.find(what)
     if method:
-        config = replace(config, method=find(method)())
+        config = replace(config, method=find(method))
+    for part in ablate:
+        config = replace(config, method=without(config.method, part))
     config = with_settings(config, parse_settings(settings))
     changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
     return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
 
 
 def _name(config: "Config") -> str:
-    from fiss.config import method_name
+    from fiss.methods import label_of
 
-    method = "joint" if config.joint else method_name(config.method).rsplit(":", 1)[-1].lower()
-    return f"{config.name}-{method}-seed{config.seed}"
+    return f"{config.name}-{'joint' if config.joint else label_of(config.method)}-seed{config.seed}"
 
 
 def _free(path: Path) -> Path:

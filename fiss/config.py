@@ -11,7 +11,7 @@ import json
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
 from textwrap import dedent, wrap
@@ -45,7 +45,7 @@ class Config:
     keep: int = 2
     """Rounds whose weights are kept, besides those after every task."""
     method: Method = field(default_factory=Finetune)
-    """`name` is finetune, or package.module:Class; the rest are that method's own fields."""
+    """`name` is one that `fiss methods` lists, or package.module:Class; the rest are that method's own fields."""
     data: DataSpec = field(default_factory=DataSpec)
     tasks: TaskSpec = field(default_factory=TaskSpec)
     world: WorldSpec = field(default_factory=WorldSpec)
@@ -62,18 +62,12 @@ class Config:
             raise UserError("joint and base exclude each other: joint training has no first task to take over.")
 
 
-def method_name(method: Method) -> str:
-    """The name under which `methods.find` finds it again."""
-    kind = type(method)
-    return kind.name if methods.METHODS.get(kind.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
-
-
 def to_dict(config: Config) -> dict[str, Any]:
     """Nested plain values, sections as dictionaries."""
 
     def plain(value: Any) -> Any:
         if is_dataclass(value):
-            head = {"name": method_name(value)} if isinstance(value, Method) else {}
+            head = {"name": methods.name_of(value)} if isinstance(value, Method) else {}
             return head | {f.name: plain(getattr(value, f.name)) for f in fields(value)}
         if isinstance(value, Mapping):
             return {k: plain(v) for k, v in value.items()}
@@ -88,9 +82,9 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     section = values.get("method", {})
     if not isinstance(section, Mapping):
         raise UserError("method must be a section: [method] with name = ...")
-    kind = methods.find(str(section.get("name", Finetune.name)))
+    method = methods.find(str(section.get("name", Finetune.name)))
     own = {k: v for k, v in section.items() if k != "name"}
-    config: Config = _build(Config, values | {"method": _build(kind, own, "method.")}, "")
+    config: Config = _build(Config(), values | {"method": _build(method, own, "method.")}, "")
     return config
 
 
@@ -137,15 +131,16 @@ def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _build(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    known = {f.name: hints[f.name] for f in fields(kind)}
+def _build(default: Any, values: Mapping[str, Any], where: str) -> Any:
+    """`default` with those values, each checked against the type of its field."""
+    hints = get_type_hints(type(default))
+    known = {f.name: hints[f.name] for f in fields(default)}
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             raise unknown("key", where + key, [where + k for k in known])
         made[key] = _checked(value, known[key], where + key)
-    return kind(**made)
+    return replace(default, **made)
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
@@ -155,7 +150,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, hint):
             return value
         if isinstance(value, Mapping):
-            return _build(hint, value, f"{where}.")
+            return _build(hint(), value, f"{where}.")
     elif origin is Literal:
         if value in arguments and isinstance(value, str):
             return value

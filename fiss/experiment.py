@@ -72,6 +72,9 @@ class Setup:
     def network(self, label_space: LabelSpace) -> Segmenter:
         """A network for that label space, freshly drawn, on the device."""
         model = build(self.config.model, label_space.sizes, address(self.config.seed, "model"))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(address(self.config.seed, "wire"))
+            self.config.method.wire(model)
         return place(model, self.device)
 
     def splits(self) -> dict[str, Any]:
@@ -205,6 +208,8 @@ def _go_on(setup: Setup, folder: RunFolder, state: State | None, base: Snapshot 
 
 def _begin_from(base: Snapshot, setup: Setup, folder: RunFolder, student: Segmenter, watcher: Watcher) -> State:
     """The first task is taken over: score it, keep it as our own, go on with the second."""
+    if base.weights.keys() != student.state_dict().keys():
+        base = replace(base, weights=setup.config.method.adopt(student, base.weights))
     load_checked(student, base, Path(setup.config.base))
     rounds = setup.config.world.rounds
     score(setup, folder, student, base.label_space, rounds - 1, 0, True, watcher)

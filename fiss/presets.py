@@ -27,6 +27,7 @@ SMALL_NETWORK = ModelSpec(
         "encoder_output_stride": 16,
         "decoder_channels": 96,
         "decoder_atrous_rates": (1, 2, 3),
+        "decoder_aspp_separable": False,
         "decoder_aspp_dropout": 0.0,
     },
 )

@@ -28,6 +28,7 @@ TINY_NETWORK = ModelSpec(
         "encoder_output_stride": 16,
         "decoder_channels": 16,
         "decoder_atrous_rates": (1, 2, 3),
+        "decoder_aspp_separable": False,
         "decoder_aspp_dropout": 0.0,
     },
 )

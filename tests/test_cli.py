@@ -165,3 +165,33 @@ def test_the_app_knows_its_commands():
     result = CliRunner().invoke(cli.app, ["--help"])
     for command in ("run", "resume", "eval", "presets", "methods", "data"):
         assert command in result.output
+
+
+def test_compare(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
+    for seed in (1, 2):
+        fiss("run", "tiny.toml", "--seed", seed, "--out", f"r{seed}")
+    fiss("run", "tiny.toml", "--method", "fbl", "--ablate", "pod", "--base", "r1", "--seed", 1, "--out", "f")
+    fiss("run", "tiny.toml", "--joint", "--out", "j")
+    capsys.readouterr()
+    fiss("compare", "r1", "r2", "f", "j", "--markdown")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| method | runs | task 0 | task 1 | old | new | forgetting |"
+    ends = [
+        [
+            json.loads(line)["miou"]
+            for line in (tmp_path / r / "scores.jsonl").read_text().splitlines()
+            if "published" in line
+        ]
+        for r in ("r1", "r2")
+    ]
+    first = [e[0] for e in ends]
+    mean, deviation = sum(first) / 2, abs(first[0] - first[1]) / 2**0.5
+    assert lines[2].startswith(f"| finetune | 2 | {mean:.1f} ± {deviation:.1f} |")
+    assert lines[3].startswith("| fbl-without-pod | 1 |")
+    assert lines[4].startswith("| joint | 1 | - | ")
+    fiss("compare", "r1", "j")
+    assert "mIoU after each task" in capsys.readouterr().out
+    fiss("compare", "r1", "--view", "none", code=2)
+    assert "no task is finished" in capsys.readouterr().err

@@ -135,8 +135,8 @@ def test_sgd_with_nesterov_by_hand(model):
 
     @dataclass(frozen=True)
     class Watched(Finetune):
-        def losses(self, step):
-            terms = super().losses(step)
+        def first_losses(self, step):
+            terms = super().first_losses(step)
             parameters = dict(model.named_parameters())
             grads = torch.autograd.grad(terms["segmentation"], list(parameters.values()), retain_graph=True)
             seen.append(dict(zip(parameters, grads, strict=True)))

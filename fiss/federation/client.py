@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fiss.data.background import training_table
 from fiss.data.dataset import Split
 from fiss.data.transforms import AugmentSpec, TrainingImages
 from fiss.federation.messages import Memory, Order, Reply
 from fiss.methods.base import Method
 from fiss.models.segmenter import Segmenter
+from fiss.rng import address
 from fiss.training.batches import Batch, epoch_batches, load, steps_per_epoch
-from fiss.training.fit import TrainingSpec, fit
+from fiss.training.fit import Lesson, TrainingSpec, fit
 from fiss.watch import Watcher
 
 
@@ -48,38 +51,48 @@ def answer(
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
     if per_epoch == 0:
         return Reply(order.client, 0, transition=transition), memory
-    batches, epochs = _batches(order, site, per_epoch)
+    epochs = _epochs(order, site, per_epoch)
     student.load(order.weights, order.label_space.sizes)
-    if teacher is not None and order.teacher is not None:
-        teacher.load(order.teacher.weights, order.teacher.label_space.sizes)
+    taught_by = order.teacher if method.needs_teacher else None
+    if taught_by is not None:
+        assert teacher is not None
+        teacher.load(taught_by.weights, taught_by.label_space.sizes)
         teacher.eval()
+    looks = method.looks and taught_by is not None
+    batches = [batch for epoch in epochs for batch in (*_looked_at(epoch, site.seed, looks), *epoch)]
     images = TrainingImages(site.split, training_table(site.classes, order.label_space, site.labelled), site.augment)
-    watcher.client(order.client, len(batches))
-    fitted = fit(
-        student,
-        teacher if order.teacher else None,
-        load(images, batches, spec.workers, next(student.parameters()).is_cuda),
-        method,
-        order.label_space,
-        spec,
-        memory.rate,
-        len(batches) * order.rounds_left,
-        watcher,
-    )
-    memory = replace(memory, rate=fitted.rate, epochs=memory.epochs + epochs)
+    steps = sum(map(len, epochs))
+    lesson = Lesson(order.label_space, memory.rate, steps * order.rounds_left, [*map(len, epochs)], memory.epochs)
+    watcher.client(order.client, steps)
+    torch.manual_seed(address(site.seed, "noise", order.client, order.round))  # dropout and the like
+    loader = load(images, batches, spec.workers, next(student.parameters()).is_cuda)
+    fitted = fit(student, teacher if taught_by else None, loader, method, lesson, spec, watcher)
+    memory = replace(memory, rate=fitted.rate, epochs=memory.epochs + len(epochs))
     reply = Reply(
-        order.client, len(site.images), student.weights(), fitted.steps, fitted.images, fitted.losses, transition
+        order.client,
+        len(site.images),
+        student.weights(),
+        fitted.steps,
+        fitted.images,
+        fitted.losses,
+        fitted.report,
+        transition,
     )
     return reply, memory
 
 
-def _batches(order: Order, site: Site, per_epoch: int) -> tuple[list[Batch], int]:
-    """The round's batches: whole epochs, or exactly the steps ordered; and how many epochs were begun."""
-    wanted = site.training.epochs * per_epoch if order.steps is None else order.steps
-    batches: list[Batch] = []
-    epoch = 0
-    while len(batches) < wanted:
-        where = ("client", order.client, "round", order.round, "epoch", epoch)
-        batches += epoch_batches(site.images, site.training.batch, site.training.drop_last, site.seed, *where)
-        epoch += 1
-    return batches[:wanted], epoch
+def _epochs(order: Order, site: Site, per_epoch: int) -> list[list[Batch]]:
+    """The round's batches by epoch: whole epochs, or exactly the steps ordered."""
+    left = site.training.epochs * per_epoch if order.steps is None else order.steps
+    epochs: list[list[Batch]] = []
+    while left > 0:
+        where = ("client", order.client, "round", order.round, "epoch", len(epochs))
+        batches = epoch_batches(site.images, site.training.batch, site.training.drop_last, site.seed, *where)
+        epochs.append(batches[:left])
+        left -= len(epochs[-1])
+    return epochs
+
+
+def _looked_at(epoch: list[Batch], seed: int, looks: bool) -> list[Batch]:
+    """The same images once more, augmented differently, for a method that looks before it trains."""
+    return [[(image, address(seed, "look", key)) for image, key in batch] for batch in epoch] if looks else []

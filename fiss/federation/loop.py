@@ -87,8 +87,9 @@ def run(
 
 
 def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:
-    """Keep the global model as teacher, then make room for the new classes."""
+    """Keep the global model as teacher, let the method settle it, then make room for the new classes."""
     task = len(server.label_space.groups)
     teacher = Snapshot(f"task-{task - 1}", server.label_space, server.weights)
-    weights = grow(server.weights, len(names), method.start, address(seed, "grow", task))
+    settled = method.settle(server.weights)
+    weights = grow(settled, len(names), method.start, address(seed, "grow", task))
     return Server(server.label_space.grow(names), weights, teacher)

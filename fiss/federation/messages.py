@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
@@ -46,6 +47,8 @@ class Reply:
     samples: int = 0
     """Images seen in training, repeats counted."""
     losses: Mapping[str, float] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What the method has to say, such as how many pseudo labels it accepted."""
     transition: bool = False
     """Whether this order began a task for the client."""
 

@@ -1,20 +1,42 @@
-"""Methods by name. A new one is a file here and a line in the table, or any class given as `package.module:Class`."""
+"""Methods by name. A new one is a file here and a line in the table, or any class given as `package.module:Class`.
+
+A name stands for a value: a method with all its fields. Some methods have several, the readings of paper and
+published code.
+"""
 
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
 
 from fiss.errors import UserError, unknown
+from fiss.methods import fbl, plop, rcil
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
+from fiss.methods.ilt import ILT
+from fiss.methods.lwf import LwF
+from fiss.methods.mib import MiB
 
-METHODS: dict[str, type[Method]] = {"finetune": Finetune}
+METHODS: dict[str, Callable[[], Method]] = {
+    "finetune": Finetune,
+    "lwf": LwF,
+    "ilt": ILT,
+    "mib": MiB,
+    "plop": plop.PLOP,
+    "plop-reference": plop.reference,
+    "rcil": rcil.RCIL,
+    "rcil-reference": rcil.reference,
+    "fbl": fbl.FBL,
+    "fbl-paper": fbl.paper,
+    "fbl-reference": fbl.reference,
+}
 
 
-def find(name: str) -> type[Method]:
-    """The method of that name, or the class at `package.module:Class`."""
+def find(name: str) -> Method:
+    """The method of that name, or an instance of the class at `package.module:Class`."""
     if ":" not in name:
         if name not in METHODS:
             raise unknown("method", name, [*METHODS, "or package.module:Class"])
-        return METHODS[name]
+        return METHODS[name]()
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -22,4 +44,32 @@ def find(name: str) -> type[Method]:
         raise UserError(f"Method '{name}' cannot be imported: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"Method '{name}' is not a subclass of fiss.methods.base.Method.")
-    return found
+    return found()
+
+
+def ablate(method: Method, part: str) -> Method:
+    """The method without one of its parts."""
+    if part not in method.ablations:
+        raise unknown(
+            f"part of {method.name}", part, method.ablations or ["none: this method has no parts to take out"]
+        )
+    return replace(method, **method.ablations[part])  # type: ignore[arg-type]
+
+
+def name_of(method: Method) -> str:
+    """The name under which `find` finds this kind of method again."""
+    kind = type(method)
+    return kind.name if type(METHODS.get(kind.name, Finetune)()) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def label_of(method: Method) -> str:
+    """What to call this very method: the name that stands for exactly its fields, or its parts taken out, or its
+    kind."""
+    for name, make in METHODS.items():
+        value = make()
+        if value == method:
+            return name
+        for part in value.ablations:
+            if type(value) is type(method) and ablate(value, part) == method:
+                return f"{name}-without-{part}"
+    return name_of(method).rsplit(":", 1)[-1].lower()

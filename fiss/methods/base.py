@@ -1,19 +1,21 @@
 """What a method is: a frozen value whose fields are its hyper-parameters and its config section.
 
 It holds no state, so one object serves every client and nothing leaks between them. It gets a `Step` and returns
-named loss terms; the training loop adds them up and owns backward, precision and optimizer.
+named loss terms; the training loop adds them up and owns backward, precision and optimizer. Of the verbs only
+`losses` is required.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fiss.labels import LabelSpace
-from fiss.losses.segmentation import Over
-from fiss.models.classifier import Start
-from fiss.models.segmenter import Output
+from fiss.losses.segmentation import Over, cross_entropy
+from fiss.models.classifier import Start, Weights
+from fiss.models.segmenter import Output, Segmenter
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,10 @@ class Step:
     label_space: LabelSpace
     teacher_channels: int
     """Channels the teacher has: the old classes and background; 0 without teacher."""
+    epoch: int
+    """Local epochs the client has finished in this task."""
+    state: dict[str, Any]
+    """The method's own notes, empty when a client's round begins; they never leave the client."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Method(ABC):
     name: ClassVar[str]
     needs_teacher: ClassVar[bool] = False
     """Whether `losses` looks at the teacher's output; only then is it computed."""
+    ablations: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    """Parts that can be taken out (`--ablate NAME`), and the fields that do it."""
 
     start: Start = "random"
     """How the classifier of new classes starts: random, or from background."""
@@ -46,3 +54,33 @@ class Method(ABC):
     @abstractmethod
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Named terms of the objective; their sum is minimised."""
+
+    def first_losses(self, step: Step) -> dict[str, Tensor]:
+        """Equation 1, the objective while there is nothing to forget: plain cross-entropy."""
+        return {"segmentation": cross_entropy(step.student.logits_BCHW, step.labels_BHW, self.mean_over)}
+
+    @property
+    def looks(self) -> bool:
+        """Whether `look` wants to see the images of an epoch before it; costs a pass over the data."""
+        return False
+
+    def look(self, step: Step) -> None:
+        """See one batch, without gradient, before the epoch that trains on it; write into `step.state`."""
+
+    def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
+        """What of the notes goes into the log of the round, as plain values."""
+        return {}
+
+    def wire(self, model: Segmenter) -> None:
+        """Change the network's structure, once, when it is built."""
+
+    def arm(self, model: Segmenter, groups: int) -> None:
+        """Set the network up for training with `groups` groups of classes."""
+
+    def settle(self, weights: Weights) -> Weights:
+        """The weights that the server goes on with when a task ends, before the classifier grows."""
+        return weights
+
+    def adopt(self, model: Segmenter, weights: Weights) -> Weights:
+        """Weights of a plain network as weights of the wired one."""
+        return weights

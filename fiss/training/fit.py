@@ -1,10 +1,10 @@
 """One client's local training: epochs of SGD on a method's losses."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,21 @@ def place(model: Segmenter, device: torch.device) -> Segmenter:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """What a client is to learn in one round."""
+
+    label_space: LabelSpace
+    rate: float
+    """Learning rate at which it begins."""
+    horizon: int
+    """Steps from its beginning to the end of the task."""
+    epochs: Sequence[int]
+    """Steps of each epoch."""
+    epochs_done: int
+    """Local epochs of the task before it."""
+
+
+@dataclass(frozen=True)
 class Fitted:
     """What local training came to."""
 
@@ -100,37 +115,35 @@ class Fitted:
     """Mean of each term over the steps."""
     rate: float
     """The learning rate reached."""
+    report: Mapping[str, Any]
+    """What the method has to say."""
 
 
 def fit(
     student: Segmenter,
     teacher: Segmenter | None,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterator[tuple[Tensor, Tensor]],
     method: Method,
-    label_space: LabelSpace,
+    lesson: Lesson,
     spec: TrainingSpec,
-    rate: float,
-    horizon: int,
     watcher: Watcher,
 ) -> Fitted:
-    """Train `student` in place, from learning rate `rate`, `horizon` steps before the task's end."""
+    """Train `student` in place. `batches` gives those of each epoch, twice where the method looks before it trains."""
     device = next(student.parameters()).device
-    student.train()
-    if spec.batch_statistics == "kept_out":
-        for module in student.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
+    groups = len(lesson.label_space.groups)
+    known = sum(teacher.classifier.sizes) if teacher is not None else 0
+    state: dict[str, Any] = {}
+    _set_training(student, method, groups, spec)
     optimizer = torch.optim.SGD(
         [p for p in student.parameters() if p.requires_grad],
-        lr=rate,
+        lr=lesson.rate,
         momentum=spec.momentum,
         nesterov=spec.momentum > 0,
         weight_decay=spec.weight_decay,
     )
-    totals: dict[str, Tensor] = {}
-    steps, seen, told = 0, 0, monotonic()
-    for images, labels in batches:
-        optimizer.param_groups[0]["lr"] = rate_at(rate, steps, horizon)
+
+    def see(epoch: int) -> tuple[Step, int]:
+        images, labels = next(batches)
         images, labels = pad(
             images.to(device, non_blocking=True), labels.to(device, non_blocking=True), student.divisor
         )
@@ -139,16 +152,40 @@ def fit(
             with torch.no_grad():  # not inference mode: losses save the output for backward
                 taught = teacher(images) if teacher is not None else None
             output = student(images)
-        known = sum(teacher.classifier.sizes) if teacher is not None else 0
-        terms = method.losses(Step(labels, output, taught, label_space, known))
-        optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        for name, value in terms.items():
-            totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
-        steps, seen = steps + 1, seen + len(images)
-        fresh = monotonic() - told > 0.5
-        told = monotonic() if fresh else told
-        watcher.step(len(images), {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
+        return Step(labels, output, taught, lesson.label_space, known, epoch, state), len(images)
+
+    objective = method.losses if groups > 1 else method.first_losses
+    totals: dict[str, Tensor] = {}
+    steps, seen, told = 0, 0, monotonic()
+    for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
+        if groups > 1 and method.looks:
+            student.eval()
+            with torch.no_grad():
+                for _ in range(length):
+                    method.look(see(epoch)[0])
+            _set_training(student, method, groups, spec)
+        for _ in range(length):
+            optimizer.param_groups[0]["lr"] = rate_at(lesson.rate, steps, lesson.horizon)
+            step, count = see(epoch)
+            terms = objective(step)
+            optimizer.zero_grad(set_to_none=True)
+            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            for name, value in terms.items():
+                totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
+            steps, seen = steps + 1, seen + count
+            fresh = monotonic() - told > 0.5
+            told = monotonic() if fresh else told
+            watcher.step(count, {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
     means = {name: float(total) / steps for name, total in totals.items()}
-    return Fitted(steps, seen, means, rate_at(rate, steps, horizon))
+    report = method.report(state, lesson.label_space)
+    return Fitted(steps, seen, means, rate_at(lesson.rate, steps, lesson.horizon), report)
+
+
+def _set_training(student: Segmenter, method: Method, groups: int, spec: TrainingSpec) -> None:
+    student.train()
+    method.arm(student, groups)
+    if spec.batch_statistics == "kept_out":
+        for module in student.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()

@@ -1,0 +1,115 @@
+"""Adaptive class-balanced pseudo labels: entropy, a threshold per class (algorithm 1), labels (equation 2).
+
+Thresholds come in three ways: exact, from all pixels at once; streamed, from a histogram that grows batch by batch, so
+that no extra pass over the data is needed; and as published, from a coarse histogram read wrongly.
+
+B batch, C classes, K channels of the teacher, H W pixels, N pixels in any arrangement, E edges of a histogram.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fiss.labels import BACKGROUND
+from fiss.losses.segmentation import wide
+
+BINS, LOWEST = 2048, 1e-7
+"""The streamed histogram: bins spaced evenly in the logarithm of the entropy, above one for all that is smaller."""
+
+
+def entropy(logits_BCHW: Tensor) -> Tensor:
+    """-sum p ln p over the channels in nats, (B, H, W); no gradient."""
+    log_p = wide(logits_BCHW).detach().log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def published_entropy(logits_BKHW: Tensor, channels: int) -> Tensor:
+    """The published code's: mean over channels, divided by ln K and by ln C, (B, H, W); at most 1 / (K ln C)."""
+    p = wide(logits_BKHW).detach().softmax(1)
+    return -(p * (p + 1e-8).log()).mean(1) / (math.log(max(p.shape[1], 2)) * math.log(channels))
+
+
+def exact_thresholds(entropy_N: Tensor, classes_N: Tensor, proportion: float, channels: int) -> Tensor:
+    """Algorithm 1: of the sorted entropies of a class, the one at index floor(n * proportion), (K,).
+
+    The index is kept within the list; a class without pixels gets -1 and so no pseudo labels.
+    """
+    by_entropy = entropy_N.argsort(stable=True)
+    order = by_entropy[classes_N[by_entropy].argsort(stable=True)]
+    counts = torch.bincount(classes_N, minlength=channels)
+    index = torch.minimum((counts * proportion).long(), counts - 1) + counts.cumsum(0) - counts
+    chosen = entropy_N[order][index.clamp(0, max(len(order) - 1, 0))] if len(order) else entropy_N.new_zeros(channels)
+    return torch.where(counts > 0, chosen, chosen.new_full((), -1.0))
+
+
+def edges(channels: int, device: torch.device) -> Tensor:
+    """Upper edges of the streamed histogram, (E,); the last one is the largest entropy there is."""
+    top = math.log(max(channels, 2)) * (1 + 1e-5)
+    return torch.logspace(math.log10(LOWEST), math.log10(top), BINS, device=device, dtype=torch.float64)
+
+
+def tally(entropy_N: Tensor, classes_N: Tensor, counted_N: Tensor, channels: int, edges_E: Tensor) -> Tensor:
+    """Histogram of the entropies of the pixels that count, by class, (K, E)."""
+    place = torch.bucketize(entropy_N.to(edges_E.dtype), edges_E, right=True).clamp(max=len(edges_E) - 1)
+    flat = torch.where(counted_N, classes_N * len(edges_E) + place, channels * len(edges_E))
+    counts = torch.zeros(channels * len(edges_E) + 1, dtype=torch.long, device=entropy_N.device)
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    return counts[:-1].view(channels, len(edges_E))
+
+
+def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float) -> Tensor:
+    """The entropy below which the asked proportion of a class lies, interpolated within its bin, (K,)."""
+    cumulative = histogram_KE.cumsum(1).double()
+    total = cumulative[:, -1:]
+    target = total * proportion
+    place = torch.searchsorted(cumulative, target).clamp(max=histogram_KE.shape[1] - 1)
+    inside = histogram_KE.gather(1, place).double()
+    before = cumulative.gather(1, place) - inside
+    low = torch.where(place > 0, edges_E[(place - 1).clamp(min=0)], torch.zeros_like(target))
+    share = (target - before) / inside.clamp(min=1)
+    value = low + (edges_E[place] - low) * share.clamp(0, 1)
+    return torch.where(total > 0, value, torch.full_like(value, -1.0))[:, 0].float()
+
+
+def published_edges(device: torch.device) -> Tensor:
+    """Upper edges of the published histogram: a hundred even bins on [0, 1]."""
+    return torch.arange(1, 101, device=device, dtype=torch.float64) / 100
+
+
+def published_thresholds(histogram_KE: Tensor, proportion: float) -> Tensor:
+    """The published code's quantile of a hundred even bins, faults included, (K,).
+
+    The running total adds the index of a bin instead of its count, so before bin b it is b (b - 1) / 2 whatever the
+    data. Infinity accepts a whole class, NaN nothing of it, and a class without pixels has 0.
+    """
+    counts = histogram_KE.double()
+    total = counts.sum(1, keepdim=True)
+    target = total * proportion
+    running = torch.arange(counts.shape[1] + 1, device=counts.device, dtype=torch.double)
+    running = running * (running - 1) / 2
+    reached = running[:-1] + counts >= target
+    found = reached.any(1, keepdim=True)
+    place = torch.where(found, reached.long().argmax(1, keepdim=True), counts.shape[1] - 1)
+    before = torch.where(found, running[place], running[-1])
+    value = (place + (target - before) / counts.gather(1, place)) / counts.shape[1]
+    return torch.where(total > 0, value, torch.zeros_like(value))[:, 0].float()
+
+
+def pseudo_labels(labels_BHW: Tensor, classes_BHW: Tensor, accepted_BHW: Tensor, rejected: int) -> Tensor:
+    """Equation 2: background-labelled pixels take the teacher's class where accepted, `rejected` elsewhere."""
+    open_BHW = labels_BHW == BACKGROUND
+    offered = torch.where(accepted_BHW, classes_BHW.to(labels_BHW.dtype), labels_BHW.new_tensor(rejected))
+    return torch.where(open_BHW, offered, labels_BHW)
+
+
+def accepted_share(labels_BHW: Tensor, accepted_BHW: Tensor) -> Tensor:
+    """PLOP's factor of each image, (B,): accepted background pixels by background pixels, 0 without any."""
+    open_BHW = labels_BHW == BACKGROUND
+    return (accepted_BHW & open_BHW).flatten(1).sum(1) / (open_BHW.flatten(1).sum(1) + 1e-6)
+
+
+def by_class(counted_N: Tensor, classes_N: Tensor, channels: int) -> Tensor:
+    """How many of the pixels that count are of each class, (K,)."""
+    counts = torch.zeros(channels, dtype=torch.long, device=classes_N.device)
+    return counts.scatter_add_(0, classes_N, counted_N.long())

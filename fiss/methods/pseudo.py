@@ -1,0 +1,145 @@
+"""Pseudo labels from the teacher, as PLOP and FBL share them: which background pixels become an old class again."""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fiss.labels import BACKGROUND, IGNORE, LabelSpace
+from fiss.losses import pseudo
+from fiss.methods.base import Method, Step
+from fiss.models.classifier import Start
+
+
+@dataclass(frozen=True)
+class PseudoLabelled(Method, ABC):
+    """A method that relabels background pixels with the teacher's class where it is sure."""
+
+    needs_teacher: ClassVar[bool] = True
+
+    start: Start = "background"
+    thresholds: Literal["streamed", "exact", "published", "constant"] = "streamed"
+    """streamed: true quantiles from a histogram that grows batch by batch, no extra pass; exact: from all pixels, in
+    a pass before each epoch; published: the published faulty histogram, in such a pass; constant: the
+    teacher's probability above `constant`."""
+    entropy_of: Literal["teacher", "student"] = "teacher"
+    """Whose entropy decides; the paper says the student's, the published code takes the teacher's."""
+    counted: Literal["background", "all"] = "background"
+    """Pixels whose entropies make the thresholds: those labelled background, or all."""
+    rejected: Literal["ignore", "background"] = "ignore"
+    """What a background pixel becomes whose pseudo label is not accepted."""
+    background_quantile: bool = True
+    """Whether the teacher's background needs to be below a threshold of its own; without, it is always accepted."""
+    share_factor: bool = True
+    """Multiply an image's cross-entropy by its share of accepted background pixels (PLOP's; FBL's paper has none)."""
+    first_proportion: float = 0.5
+    """Share of each class that is accepted in the first epoch of a task."""
+    proportion_step: float = 0.0
+    """What each further local epoch of the client adds to it."""
+    last_proportion: float = 0.5
+    """The share beyond which it does not grow."""
+    floor: float = 0.001
+    """Smallest threshold."""
+    constant: float = 0.9
+    """Probability that the teacher must exceed where thresholds are constant."""
+
+    def proportion(self, epoch: int) -> float:
+        """The share asked for in a client's epoch of the task."""
+        return min(self.first_proportion + self.proportion_step * epoch, self.last_proportion)
+
+    @property
+    def looks(self) -> bool:
+        """Exact and published thresholds need a pass before each epoch."""
+        return self.thresholds in ("exact", "published")
+
+    def look(self, step: Step) -> None:
+        """Collect the entropies of one batch."""
+        if step.state.get("looked") != step.epoch:
+            step.state.update(looked=step.epoch, seen=[])
+        step.state["seen"].append(self._seen(step))
+
+    def relabel(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The labels with pseudo labels in place of background, and the factor of each image, (B,)."""
+        assert step.teacher is not None
+        labels, state = step.labels_BHW, step.state
+        entropy, classes = self._entropy(step), step.teacher.logits_BCHW.argmax(1)
+        is_open = labels == BACKGROUND
+        if self.thresholds == "constant":
+            accepted = step.teacher.logits_BCHW.float().softmax(1).amax(1) > self.constant
+        else:
+            threshold = self._thresholds(step)[classes]
+            accepted = entropy < threshold if self.thresholds == "published" else entropy <= threshold
+        if not self.background_quantile:
+            accepted = accepted | (classes == BACKGROUND)
+        share = pseudo.accepted_share(labels, accepted)
+        for name, pixels in (("offered", is_open), ("accepted", is_open & accepted)):
+            counts = pseudo.by_class(pixels.flatten(), classes.flatten(), step.teacher_channels)
+            by_epoch = state.setdefault(name, {})
+            by_epoch[step.epoch] = by_epoch.get(step.epoch, 0) + counts
+        given = pseudo.pseudo_labels(labels, classes, accepted, IGNORE if self.rejected == "ignore" else BACKGROUND)
+        return given, share if self.share_factor else torch.ones_like(share)
+
+    def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
+        """By local epoch: the share asked for, and how many pixels of each class were offered and accepted."""
+        names = ("background", *label_space.names)
+        return {
+            "pseudo_labels": [
+                {
+                    "epoch": epoch,
+                    "asked": self.proportion(epoch),
+                    "offered": dict(zip(names, offered.tolist(), strict=False)),
+                    "accepted": dict(zip(names, state["accepted"][epoch].tolist(), strict=False)),
+                }
+                for epoch, offered in state.get("offered", {}).items()
+            ]
+        }
+
+    def _entropy(self, step: Step) -> Tensor:
+        assert step.teacher is not None
+        if self.thresholds == "published":
+            return pseudo.published_entropy(step.teacher.logits_BCHW, step.label_space.channels)
+        output = step.teacher if self.entropy_of == "teacher" else step.student
+        return pseudo.entropy(output.logits_BCHW)
+
+    def _seen(self, step: Step) -> tuple[Tensor, ...]:
+        """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""
+        assert step.teacher is not None
+        entropy, classes = self._entropy(step).flatten(), step.teacher.logits_BCHW.argmax(1).flatten()
+        wanted = BACKGROUND if self.counted == "background" else None
+        labels = step.labels_BHW.flatten()
+        counts = labels == wanted if wanted is not None else labels != IGNORE
+        if self.thresholds == "exact":
+            return entropy[counts], classes[counts]
+        return (pseudo.tally(entropy, classes, counts, step.teacher_channels, self._edges(step)),)
+
+    def _edges(self, step: Step) -> Tensor:
+        if "edges" not in step.state:
+            device = step.labels_BHW.device
+            if self.thresholds == "published":
+                step.state["edges"] = pseudo.published_edges(device)
+            else:
+                step.state["edges"] = pseudo.edges(step.label_space.channels, device)
+        edges: Tensor = step.state["edges"]
+        return edges
+
+    def _thresholds(self, step: Step) -> Tensor:
+        """The threshold of each of the teacher's classes, (K,)."""
+        state, proportion = step.state, self.proportion(step.epoch)
+        if self.thresholds == "streamed":
+            state["histogram"] = state.get("histogram", 0) + self._seen(step)[0]
+            found = pseudo.streamed_thresholds(state["histogram"], state["edges"], proportion)
+        elif state.get("fixed") != step.epoch:  # once an epoch, from what the pass before it saw
+            parts = [
+                torch.cat(part) if self.thresholds == "exact" else sum(part)
+                for part in zip(*state["seen"], strict=True)
+            ]
+            if self.thresholds == "exact":
+                found = pseudo.exact_thresholds(parts[0], parts[1], proportion, step.teacher_channels)
+            else:
+                found = pseudo.published_thresholds(parts[0], proportion)
+            state.update(fixed=step.epoch, thresholds=found, seen=[])
+        else:
+            found = state["thresholds"]
+        return torch.where(found < 0, found, torch.maximum(found, found.new_tensor(self.floor)))
