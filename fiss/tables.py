@@ -2,14 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from fiss.checkpoint import RunFolder
 from fiss.errors import UserError
-from fiss.methods import label_of
+from fiss.methods import METHODS, label_of
+from fiss.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == view]
         if not ends:
             raise UserError(f"{path}: no task is finished and scored in view '{view}' yet.")
-        runs[config.name, "joint" if config.joint else label_of(config.method)].append(ends)
+        runs[config.name, "joint" if config.joint else _label(config.method)].append(ends)
     tasks = max(len(ends) for group in runs.values() for ends in group)
     several = len({name for name, _ in runs}) > 1
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
@@ -48,6 +49,16 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         rows.append((f"{name} {label}" if several else label, str(len(group)), *cells))
     title = f"{'several presets' if several else next(iter(runs))[0]}: mIoU after each task, view {view}"
     return Comparison(title, head, tuple(rows))
+
+
+def _label(method: Method) -> str:
+    """Its name, and the fields in which it differs from what that name stands for."""
+    label = label_of(method)
+    if label not in METHODS or METHODS[label]() == method:
+        return label
+    plain = METHODS[label]()
+    changed = (f.name for f in fields(method) if getattr(method, f.name) != getattr(plain, f.name))
+    return f"{label}, {', '.join(f'{name} {getattr(method, name)}' for name in changed)}"
 
 
 def _cell(values: Sequence[float | None]) -> str:

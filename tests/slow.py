@@ -1,4 +1,5 @@
-"""Every loss again, as a slow and obvious loop over pixels, straight from its equation; shares no code with the package."""
+"""Every loss again, as a slow and obvious loop over pixels, straight from its equation; no code shared with the
+package."""
 
 import math
 
@@ -208,7 +209,7 @@ def balanced_weights(logits, labels, old, exponent, groups):
 
 
 def published_weights(logits, labels, old, groups):
-    """facts: base and background one group; new classes 1; tasks between: one term for each nested group they are in."""
+    """Base and background are one group; new classes 1; tasks between: one term for each nested group they are in."""
     channels = logits.shape[1]
     g = {}
     for p in pixels(labels):

@@ -24,6 +24,7 @@ LEVELS = [
     {"presets", "checkpoint"},
     {"experiment", "display", "tables"},
     {"cli"},
+    {"__main__"},
 ]
 MODULES = sorted((ROOT / "fiss").rglob("*.py"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

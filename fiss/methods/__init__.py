@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fiss.errors import UserError, unknown
-from fiss.methods import fbl, plop, rcil
+from fiss.methods import fbl, mib, plop, rcil
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.methods.ilt import ILT
 from fiss.methods.lwf import LwF
-from fiss.methods.mib import MiB
 
 METHODS: dict[str, Callable[[], Method]] = {
     "finetune": Finetune,
     "lwf": LwF,
     "ilt": ILT,
-    "mib": MiB,
+    "mib": mib.MiB,
+    "mib-100": mib.authors_15_1,
     "plop": plop.PLOP,
     "plop-reference": plop.reference,
     "rcil": rcil.RCIL,

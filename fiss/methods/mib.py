@@ -33,3 +33,8 @@ class MiB(Method):
             "segmentation": unbiased_cross_entropy(logits, step.labels_BHW, step.teacher_channels, self.mean_over),
             "distillation": self.distillation * kept,
         }
+
+
+def authors_15_1() -> MiB:
+    """With the weight that its author used on VOC 15-1."""
+    return MiB(distillation=100.0)

@@ -1,0 +1,5 @@
+"""`python -m fiss` is `fiss`."""
+
+from fiss.cli import main
+
+main()
