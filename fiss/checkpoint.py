@@ -10,15 +10,19 @@ that did not finish, and is cut off on resume.
     weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
 """
 
+import fcntl
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fiss.config import Config, read_toml, to_toml
+from fiss.config import Config, read_toml, to_dict, to_toml
 from fiss.errors import UserError
 from fiss.federation.loop import Server
 from fiss.federation.messages import Memory, Snapshot
@@ -53,9 +57,13 @@ class RunFolder:
                 f"{path} is there already and is not written over: `fiss resume {path}` goes on with it, "
                 "--out names another."
             )
+        part = path.with_name(path.name + ".part")  # made beside its place: a folder is whole or not there
         try:
-            (path / "weights").mkdir(parents=True)
-            write_atomically(path / "config.toml", to_toml(config).encode())
+            if part.exists():
+                shutil.rmtree(part)
+            (part / "weights").mkdir(parents=True)
+            write_atomically(part / "config.toml", to_toml(config).encode())
+            part.replace(path)
         except OSError as error:
             raise UserError(f"{path}: the run folder cannot be made ({error}).") from error
         return cls(path)
@@ -71,7 +79,24 @@ class RunFolder:
         """The config the run was started with."""
         return read_toml(self.path / "config.toml")
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process works in a run folder; the lock goes with the process, however that ends."""
+        with (self.path / "config.toml").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"{self.path}: another process is working in it; wait for it, or stop it.") from error
+            yield
+
     # Splits
+
+    def data_digest(self) -> str:
+        """Digest of the names and labels of the run's data set."""
+        try:
+            return str(json.loads((self.path / "splits.json").read_bytes())["data"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / 'splits.json'}: missing, damaged or foreign ({error}).") from error
 
     def write_splits(self, splits: Mapping[str, Any]) -> None:
         """Keep the splits, or make sure that they are those the run began with."""
@@ -88,14 +113,18 @@ class RunFolder:
 
     def append(self, log: str, record: Mapping[str, Any]) -> None:
         """One more line; it counts once the state is committed."""
+        line = json.dumps(_finite(record), allow_nan=False)
         with (self.path / log).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(line + "\n")
 
     def records(self, log: str) -> list[dict[str, Any]]:
         """All lines of a log."""
         path = self.path / log
         lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-        return [json.loads(line) for line in lines if line]
+        try:
+            return [json.loads(line) for line in lines if line]
+        except ValueError as error:
+            raise UserError(f"{path}: damaged or foreign ({error}).") from error
 
     # State
 
@@ -107,6 +136,7 @@ class RunFolder:
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
+            "config": config_digest(self.config()),
             "weights": weights,
             "sha256": digest,
             "teacher": teacher.name if teacher else None,
@@ -121,6 +151,9 @@ class RunFolder:
         """The last finished round, logs cut to it; None if no round was finished."""
         path = self.path / "state.json"
         if not path.is_file():
+            rounds = self.path / "rounds.jsonl"
+            if rounds.is_file() and rounds.read_bytes().count(b"\n") > 1:  # the first may be unfinished
+                raise UserError(f"{path} is gone, but rounds were finished: restore it, or start a new run elsewhere.")
             for log in LOGS:
                 (self.path / log).unlink(missing_ok=True)
             return None
@@ -128,6 +161,11 @@ class RunFolder:
             record = json.loads(path.read_bytes())
             if record["format"] != FORMAT:
                 raise UserError(f"{path}: format {record['format']}, this fiss reads format {FORMAT}.")
+            if record["config"] != config_digest(self.config()):
+                raise UserError(
+                    f"{self.path / 'config.toml'} was changed after the run began; rounds would not belong together. "
+                    "Undo that, or start a new run with the changed file."
+                )
             lengths = {log: int(record["lengths"][log]) for log in LOGS}
             memories = {int(c): Memory(**memory) for c, memory in record["memories"].items()}
             next_round, finished = int(record["next_round"]), bool(record["finished"])
@@ -177,8 +215,25 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
                 raise UserError(f"{path}: not a model that fiss wrote (no label space in it).")
             label_space = LabelSpace(tuple(tuple(group) for group in json.loads(about)["label_space"]))
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+
+def config_digest(config: Config) -> str:
+    """Digest of all that decides the result; where and with how many processes a run is computed does not."""
+    values = to_dict(config)
+    for key in ("device", "workers"):
+        del values["training"][key]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    """Plain values with None in place of what JSON cannot say."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, data: bytes) -> None:

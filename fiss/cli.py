@@ -1,6 +1,7 @@
 """The command line. Heavy libraries are imported inside the commands, so that --help answers at once."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +81,7 @@ def eval_(
     for name in chosen:
         if name not in ("published", "full"):
             raise unknown("view", name, ["published", "full"])
-    with _display() as display:
+    with _display(to_stderr=json) as display:
         records = list(experiment.rescore(run, chosen, display))  # type: ignore[arg-type]
         if json:
             for record in records:
@@ -167,7 +168,9 @@ def data_check(
     ],
 ) -> None:
     """Validate a data set: a table of what is in it, and every problem with its file."""
-    from fiss.data.index import build
+    from rich.markup import escape
+
+    from fiss.data.index import all_problems, build
     from fiss.data.sources import DataSpec, open_dataset, recognise
     from fiss.display import data_table
 
@@ -177,9 +180,9 @@ def data_check(
             display.notice(notice)
         train, val = (build(split, dataset.classes, display) for split in (dataset.train, dataset.val))
         display.console.print(data_table(dataset, train, val))
-        problems = train.problems + val.problems
+        problems = all_problems(dataset, train, val)
         for problem in problems:
-            display.console.print(f"[red]problem:[/] {problem}", highlight=False, soft_wrap=True)
+            display.console.print(f"[red]problem:[/] {escape(problem)}", highlight=False, soft_wrap=True)
     if problems:
         raise UserError(f"{len(problems)} problem(s) in {path}.")
     display.console.print("no problems", style="green")
@@ -217,25 +220,26 @@ def _free(path: Path) -> Path:
     return next(p for p in numbered if not p.exists())
 
 
-def _display() -> "Display":
+def _display(to_stderr: bool = False) -> "Display":
     from rich.console import Console
 
     from fiss.display import Display
 
-    return Display(Console(stderr=False))
+    return Display(Console(stderr=to_stderr))
 
 
-def _with_hint(work: "object", out: Path) -> None:
-    assert callable(work)
+def _with_hint(work: Callable[[], object], out: Path) -> None:
     try:
         work()
     except KeyboardInterrupt:
-        print(f"\nStopped. `fiss resume {out}` goes on from the last finished round.", file=sys.stderr)
+        hint = f" `fiss resume {out}` goes on from the last finished round." if out.exists() else ""
+        print(f"\nStopped.{hint}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 def _closing(out: Path) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from fiss.checkpoint import RunFolder
     from fiss.display import score_table
@@ -251,7 +255,7 @@ def _closing(out: Path) -> None:
         ("state.json", "where the run stands, and the clients' memories"),
         ("weights", "models after each task and the last rounds"),
     ):
-        console.print(f"{out / name}  [dim]{what}[/]", highlight=False, soft_wrap=True)
+        console.print(f"{escape(str(out / name))}  [dim]{what}[/]", highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -259,5 +263,8 @@ def main() -> None:
     try:
         app()
     except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:  # a full disk, a folder that may not be written
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -98,7 +98,8 @@ def with_settings(config: Config, settings: Mapping[str, str]) -> Config:
         for part in path:
             place = place.get(part) if isinstance(place, dict) else None
         open_ended = path == ["model", "options"]
-        if not isinstance(place, dict) or (last not in place and not open_ended) or isinstance(place.get(last), dict):
+        section = isinstance(place, dict) and isinstance(place.get(last), dict) and key != "model.options"
+        if not isinstance(place, dict) or (last not in place and not open_ended) or section:
             raise unknown("key", key, known)
         place[last] = _value(key, text, place.get(last))
     return from_dict(values)

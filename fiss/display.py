@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
@@ -33,8 +34,6 @@ class Display(Watcher):
         self.where = ""
         self.rounds = self.steps = self.done = self.earlier = 0
         self.images = 0
-        self.trained = 0.0
-        """Seconds spent in training, for images per second."""
         self.began = self.client_began = monotonic()
         self.loss = ""
 
@@ -49,7 +48,7 @@ class Display(Watcher):
 
     def notice(self, text: str) -> None:
         """A line above the bars."""
-        self.console.print(f"[yellow]note:[/] {text}", highlight=False)
+        self.console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
     def start(self, what: str, total: int) -> None:
         """A bar for counted work."""
@@ -80,7 +79,7 @@ class Display(Watcher):
         """A client begins to train."""
         self.client_began = monotonic()
         self.client_name = f"client {client}"
-        self.images, self.trained = 0, 0.0
+        self.images = 0
         self.client_steps = steps
 
     def step(self, images: int, losses: Mapping[str, float] | None) -> None:
@@ -139,7 +138,7 @@ def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
         table.add_column(f"task {record['task']}" + (f"\n{record['view']}" if len(views) > 1 else ""), justify="right")
 
     def row(name: str, values: Iterable[float | None], style: str = "") -> None:
-        table.add_row(name, *("-" if v is None else f"{v:.1f}" for v in values), style=style)
+        table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
         row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
@@ -168,5 +167,5 @@ def data_table(dataset: Dataset, train: Index, val: Index) -> Table:
             pixels = index.pixels[:, i]
             share = 100 * pixels.sum() / max(index.pixels.sum(), 1)
             cells += [f"{int((pixels > 0).sum()):,}", f"{share:.2f} %"]
-        table.add_row(str(i), name, *cells)
+        table.add_row(str(i), escape(name), *cells)
     return table

@@ -1,7 +1,7 @@
 """From a config to a finished run: opens the data, draws the world, plays the rounds, scores, and keeps everything."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,7 +19,7 @@ from fiss.data.dataset import Dataset
 from fiss.data.index import Index, check
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import View
-from fiss.data.world import Plan, joint_plan, make_plan
+from fiss.data.world import Plan, Presence, joint_plan, make_plan
 from fiss.engines.inprocess import InProcess
 from fiss.errors import UserError
 from fiss.federation.client import Site
@@ -27,7 +27,7 @@ from fiss.federation.loop import Round, Server, run
 from fiss.federation.messages import Snapshot
 from fiss.labels import LabelSpace, TaskStream
 from fiss.metrics import iou, summary
-from fiss.models.segmenter import Segmenter, build, check_spec
+from fiss.models.segmenter import Segmenter, build, check_spec, check_weights
 from fiss.rng import address
 from fiss.training.batches import steps_per_epoch
 from fiss.training.evaluate import evaluate
@@ -69,13 +69,22 @@ class Setup:
             config.seed,
         )
 
-    def network(self, label_space: LabelSpace) -> Segmenter:
-        """A network for that label space, freshly drawn, on the device."""
-        model = build(self.config.model, label_space.sizes, address(self.config.seed, "model"))
+    def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
+        """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
+        spec = self.config.model if fresh else replace(self.config.model, weights="none")
+        model = build(spec, label_space.sizes, address(self.config.seed, "model"))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(address(self.config.seed, "wire"))
             self.config.method.wire(model)
         return place(model, self.device)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of all names and labels."""
+        digest = sha256(json.dumps([list(self.dataset.train.stems), list(self.dataset.val.stems)]).encode())
+        for index in (self.train, self.val):
+            digest.update(index.pixels.tobytes())
+        return digest.hexdigest()
 
     def splits(self) -> dict[str, Any]:
         """Who is selected and who holds what, in names rather than numbers; and a digest of all names and labels."""
@@ -94,10 +103,7 @@ class Setup:
             }
             for task in range(len(self.tasks.tasks))
         ]
-        digest = sha256(json.dumps([list(stems), list(self.dataset.val.stems)]).encode())
-        for index in (self.train, self.val):
-            digest.update(index.pixels.tobytes())
-        return {"data": digest.hexdigest(), "rounds": [asdict(turn) for turn in self.plan.turns], "tasks": tasks}
+        return {"data": self.data_digest, "rounds": [asdict(turn) for turn in self.plan.turns], "tasks": tasks}
 
 
 def prepare(config: Config, watcher: Watcher) -> Setup:
@@ -137,10 +143,14 @@ def _steps(config: Config, plan: Plan, start: int = 0) -> int:
 def start(config: Config, out: Path, watcher: Watcher) -> RunFolder:
     """A new run in a new folder."""
     config = with_absolute_paths(config)
+    if not config.base:
+        check_weights(config.model)
     setup = prepare(config, watcher)
     base = _base(setup) if config.base else None
+    student = setup.network(setup.tasks.label_space(0), fresh=base is None)
     folder = RunFolder.create(out, config)
-    _go_on(setup, folder, None, base, watcher)
+    with folder.locked():
+        _go_on(setup, folder, None, base, student, watcher)
     return folder
 
 
@@ -162,23 +172,27 @@ def with_absolute_paths(config: Config) -> Config:
 def resume(path: Path, watcher: Watcher) -> RunFolder:
     """Go on with a run where its last finished round left it; to the same result as if it had never stopped."""
     folder = RunFolder.open(path)
-    setup = prepare(folder.config(), watcher)
-    folder.write_splits(setup.splits())
-    state = folder.restore()
-    base = _base(setup) if setup.config.base and state is None else None
-    _go_on(setup, folder, state, base, watcher)
+    with folder.locked():
+        setup = prepare(folder.config(), watcher)
+        folder.write_splits(setup.splits())
+        state = folder.restore()
+        if state is not None and state.finished:
+            watcher.notice(f"{folder.path} is finished already.")
+            return folder
+        base = _base(setup) if setup.config.base and state is None else None
+        label_space = state.server.label_space if state else setup.tasks.label_space(0)
+        student = setup.network(label_space, fresh=state is None and base is None)
+        _go_on(setup, folder, state, base, student, watcher)
     return folder
 
 
-def _go_on(setup: Setup, folder: RunFolder, state: State | None, base: Snapshot | None, watcher: Watcher) -> None:
+def _go_on(
+    setup: Setup, folder: RunFolder, state: State | None, base: Snapshot | None, student: Segmenter, watcher: Watcher
+) -> None:
     config = setup.config
     folder.write_splits(setup.splits())
-    if state is not None and state.finished:
-        watcher.notice(f"{folder.path} is finished already.")
-        return
     first = setup.tasks.label_space(0)
     label_space = state.server.label_space if state else first
-    student = setup.network(label_space)
     teacher = setup.network(label_space) if config.method.needs_teacher else None
     if state is not None:
         load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
@@ -223,8 +237,10 @@ def _base(setup: Setup) -> Snapshot:
     config = setup.config
     folder = RunFolder.open(Path(config.base))
     theirs = folder.config()
-    if theirs.model != config.model or theirs.data.name != config.data.name:
-        raise UserError(f"base = {config.base}: that run has another network or data set than this one.")
+    if replace(theirs.model, weights="") != replace(config.model, weights=""):
+        raise UserError(f"base = {config.base}: that run has another network than this one.")
+    if folder.data_digest() != setup.data_digest:
+        raise UserError(f"base = {config.base}: that run has other images or labels than this one.")
     snapshot = folder.read_weights("task-0")
     if snapshot.label_space != setup.tasks.label_space(0):
         raise UserError(
@@ -277,13 +293,11 @@ def score_record(
 ) -> dict[str, Any]:
     """IoU of every class and their means in one view; `past` are the run's scores so far."""
     config, dataset = setup.config, setup.dataset
-    known = [i for i, name in enumerate(dataset.classes, 1) if name in label_space.names]
-    shows = np.asarray(setup.val.presence[:, known].any(1))
-    images = np.nonzero(shows)[0] if view == "published" else np.arange(len(shows))
+    images = scored_images(view, dataset.classes, label_space, setup.val.presence)
     matrix = evaluate(
         model,
         dataset.val,
-        [int(i) for i in images],
+        images,
         setup.val.sizes,
         evaluation_table(dataset.classes, label_space),
         view,
@@ -305,6 +319,14 @@ def score_record(
         **summary(ious, label_space, best),
         "iou": dict(zip(names, ious, strict=True)),
     }
+
+
+def scored_images(view: View, classes: Sequence[str], label_space: LabelSpace, presence: Presence) -> list[int]:
+    """Every image, or in the published view those that show a class seen so far."""
+    if view == "full":
+        return list(range(len(presence)))
+    known = [i for i, name in enumerate(classes, 1) if name in label_space.names]
+    return [int(i) for i in np.nonzero(presence[:, known].any(1))[0]]
 
 
 def rescore(path: Path, views: tuple[View, ...], watcher: Watcher) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,8 @@ class TaskStream:
             return cls(tuple(classes), tuple(tuple(ids[a:b]) for a, b in pairwise(cuts)))
         if not re.search(r"[;,]", text):
             raise UserError(f"tasks.split = '{text}' is neither 'all', nor 'A-B', nor lists like '1, 2; 3; 4'.")
+        if order:
+            raise UserError("tasks.order goes with tasks.split = A-B or all; explicit lists have their own order.")
         groups = [[n.strip() for n in part.split(",") if n.strip()] for part in text.split(";")]
         if not all(groups):
             raise UserError(f"tasks.split = '{text}' has a task without classes.")
@@ -118,6 +120,6 @@ class TaskStream:
 def _class_id(name: str, classes: Sequence[str]) -> int:
     if name in classes:
         return list(classes).index(name) + 1
-    if name.isdigit() and 1 <= int(name) <= len(classes):
+    if name.isdecimal() and 1 <= int(name) <= len(classes):
         return int(name)
     raise unknown("class", name, [*classes, f"or an id from 1 to {len(classes)}"])

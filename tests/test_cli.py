@@ -57,8 +57,9 @@ def test_run_resume_eval(tiny, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     fiss("resume", path)
     assert "is finished already" in " ".join(capsys.readouterr().out.split())
+    capsys.readouterr()
     fiss("eval", path, "--view", "full", "--json")
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["task"] for line in lines] == [0, 1]
     fiss("eval", path)
     assert "published" in capsys.readouterr().out
@@ -73,8 +74,8 @@ def test_an_external_method(tiny, tmp_path, monkeypatch):
         '    """How much."""\n\n'
         "    def losses(self, step):\n        return {k: self.weight * v for k, v in super().losses(step).items()}\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as the installed script has it
     (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
     fiss("run", "tiny.toml", "--method", "mine:Mine", "--set", "method.weight=3.0", "--out", "r")
     text = (tmp_path / "r" / "config.toml").read_text()
@@ -115,6 +116,12 @@ def test_data_check(tmp_path, capsys):
         (["run", "shapes", "--set", "trainin.batch=3"], "Did you mean 'training.batch'?"),
         (["run", "shapes", "--set", "model.encoder=resnet17"], "Unknown encoder 'resnet17'"),
         (["run", "shapes", "--set", "data.name=coco"], "Unknown data set 'coco'"),
+        (["run", "shapes", "--set", "data.shapes_seed=-1"], "data.shapes_seed = -1"),
+        (["run", "shapes", "--set", "training.device=mps"], "use auto, cpu, cuda"),
+        (["run", "shapes", "--set", "model.options.decoder_channels=-5"], "cannot be built"),
+        (["run", "shapes", "--set", "model.weights=/absent.safetensors"], "no such file"),
+        (["run", "shapes", "--method", "fiss.methods.base:Method"], "not complete"),
+        (["run", "shapes", "--ablate", "pod"], "no parts to take out"),
         (["run", "shapes", "--set", "tasks.split=7-2"], "does not fit 12 classes"),
         (["run", "shapes", "--set", "world.per_round=9"], "more than the 4 clients"),
         (["run", "voc-4-4", "--set", "data.root=/absent"], "there is no such folder"),
@@ -144,6 +151,10 @@ def test_ctrl_c_says_how_to_go_on(tiny, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(experiment, "resume", interrupted)
+    monkeypatch.chdir(tmp_path)
+    fiss("resume", "somewhere", code=130)
+    assert "resume" not in capsys.readouterr().err  # there is nothing to go on with
+    (tmp_path / "somewhere").mkdir()
     fiss("resume", "somewhere", code=130)
     assert "`fiss resume somewhere` goes on" in capsys.readouterr().err
 
@@ -158,7 +169,30 @@ def test_bars_on_a_terminal(tiny, tmp_path):
     with Display(console) as display:
         experiment.start(replace(tiny, world=replace(tiny.world, rounds=1)), tmp_path / "r", display)
     text = console.export_text()
-    assert "task 1  round 2/2" in text
+    assert re.search(r"task 1  round 2/2 .*client \d  loss \d\.\d+  \d+ img/s  0:00 left", text)
+
+
+def test_lines_elsewhere(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
+    fiss("run", "tiny.toml", "--out", "a[b]c")
+    out = capsys.readouterr().out
+    assert re.search(r"task 0  round 1/2  client \d  loss \d\.\d+  \d+ img/s  \d+:\d\d left", out)
+    assert "a[b]c/config.toml" in out  # names are not markup
+    (tmp_path / "a[b]c" / "scores.jsonl").write_text("{")
+    fiss("resume", "a[b]c", code=2)
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(tiny, tmp_path, capsys, monkeypatch):
+    from fiss import experiment
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(experiment, "resume", full)
+    fiss("resume", tmp_path, code=2)
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
 def test_the_app_knows_its_commands():

@@ -91,6 +91,13 @@ def test_bad_settings(setting, says):
     assert says in str(caught.value)
 
 
+def test_options_can_be_replaced_as_a_whole():
+    config = with_settings(
+        find("shapes"), parse_settings(["model.architecture=unet", "model.options={encoder_depth=4}"])
+    )
+    assert config.model.options == {"encoder_depth": 4}
+
+
 def test_bad_files(tmp_path):
     path = tmp_path / "x.toml"
     for text, says in (

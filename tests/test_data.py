@@ -87,7 +87,7 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     data = open_dataset(recognise(make_folder(tmp_path / "d")))
     build(data.train, data.classes)
     for path in indexing.cache_folder().glob("*.npz"):
-        path.write_bytes(path.read_bytes()[:40])
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
     again = Counting()
     build(data.train, data.classes, again)
     assert again.read == 7
@@ -130,6 +130,45 @@ def test_every_problem_is_named(tmp_path):
     ):
         assert says in text, says
     assert "10 problem(s)" in text
+
+
+def test_a_problem_put_right_is_gone(tmp_path):
+    root = make_folder(tmp_path)
+    save(root / "images" / "p0.webp", picture())
+    data = open_dataset(DataSpec("folder", str(root)))
+    with pytest.raises(UserError, match="duplicate stem"):
+        check(data)
+    (root / "images" / "p0.webp").unlink()
+    check(data)
+    save(root / "images" / "p1.webp", picture())  # though the index is cached by now
+    with pytest.raises(UserError, match="duplicate stem"):
+        check(data)
+
+
+def test_wide_images_and_shared_images_are_problems(tmp_path):
+    root = make_folder(tmp_path)
+    Image.fromarray(np.full((40, 48), 30000, np.uint16)).save(root / "images" / "p0.png")
+    (root / "val.txt").write_text("p7\np8\np1\n")
+    with pytest.raises(UserError) as caught:
+        check(open_dataset(DataSpec("folder", str(root))))
+    assert "p0.png: 16-bit or wider image" in str(caught.value)
+    assert "p1: in the training and in the validation list" in str(caught.value)
+
+
+def test_text_files_as_people_save_them(tmp_path):
+    root = make_folder(tmp_path)
+    save(root / "images" / "a b.png", picture())
+    save(root / "masks" / "a b.png", mask(0, 1))
+    (root / "classes.txt").write_bytes("\ufeffbackground\r\nthing1\r\nthing2\r\nthing3\r\n".encode())
+    (root / "train.txt").write_bytes("\ufeffa b\r\np1.png\r\n".encode())
+    data = open_dataset(DataSpec("folder", str(root)))
+    assert data.classes == ("thing1", "thing2", "thing3")
+    assert data.train.stems == ("a b", "p1")
+    check(data)
+    for content, says in ((b"\xff\xfe\x00", "unreadable text"), (b"a\nbackground\n", "can only be the first line")):
+        (root / "classes.txt").write_bytes(content)
+        with pytest.raises(UserError, match=says):
+            open_dataset(DataSpec("folder", str(root)))
 
 
 def test_an_empty_split_is_a_problem(tmp_path):

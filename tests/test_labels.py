@@ -56,6 +56,8 @@ def test_lists_and_orders():
         ("c1;;c2", (), "task without classes"),
         ("c1, kat; c2", (), "Unknown class 'kat'"),
         ("1, 21", (), "Unknown class '21'"),
+        ("²; 3", (), "Unknown class '²'"),
+        ("c1; c2", VOC, "tasks.order goes with"),
         ("15-1", ("c1",), "misses c2"),
         ("15-1", (*VOC, "c1"), "names a class twice"),
     ],

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from fiss.errors import UserError
 from fiss.models.classifier import PREFIX, Classifier, grow
-from fiss.models.segmenter import ModelSpec, build, check_spec, pad
+from fiss.models.segmenter import ModelSpec, build, check_spec, check_weights, pad
 from fiss.presets import PUBLISHED_NETWORK
 
 
@@ -163,14 +163,38 @@ def test_encoder_weights_from_a_file(tmp_path):
         ({"encoder": "tu-resnet10"}, "Unknown encoder 'tu-resnet10'. Did you mean 'tu-resnet10t'"),
         ({"weights": "imagnet"}, "Did you mean 'imagenet'"),
         ({"weights": "/no/file.safetensors"}, "no such file"),
+        ({"architecture": "dpt"}, "Unknown architecture 'dpt'"),
         ({"options": {"output_stride": 16}}, "Did you mean 'encoder_output_stride'"),
     ],
 )
 def test_what_the_library_does_not_have(changes, says):
+    check = check_weights if "weights" in changes else check_spec
     with pytest.raises(UserError, match=says):
-        check_spec(replace(TINY_NETWORK, **changes))
+        check(replace(TINY_NETWORK, **changes))
 
 
-def test_options_that_cannot_be_built():
+def test_weights_that_cannot_be_fetched(monkeypatch):
+    import segmentation_models_pytorch as smp
+
+    real = smp.create_model
+
+    def offline(architecture, encoder, weights, **options):
+        if weights:
+            raise OSError("no network")
+        return real(architecture, encoder, weights, **options)
+
+    monkeypatch.setattr(smp, "create_model", offline)
+    with pytest.raises(UserError, match=r"imagenet: not to be had for resnet18 \(OSError: no network\)"):
+        build(replace(TINY_NETWORK, weights="imagenet"), [2], 0)
+    with pytest.raises(UserError, match="cannot be built"):  # not the download's fault
+        build(replace(TINY_NETWORK, weights="imagenet", options={"encoder_output_stride": 7}), [2], 0)
+
+
+def test_timm_names_may_say_which_weights():
+    check_spec(replace(TINY_NETWORK, encoder="tu-resnet50.a1_in1k"))
+
+
+@pytest.mark.parametrize("options", [{"encoder_output_stride": 7}, {"decoder_channels": -5}])
+def test_options_that_cannot_be_built(options):
     with pytest.raises(UserError, match="cannot be built"):
-        build(replace(TINY_NETWORK, options={"encoder_output_stride": 7}), [2], 0)
+        build(replace(TINY_NETWORK, options=options), [2], 0)

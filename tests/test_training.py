@@ -126,6 +126,51 @@ def test_a_fixed_number_of_steps(model):
     assert memory.epochs == 3
 
 
+def test_every_round_has_an_order_of_its_own(model):
+    """The same client on the same data: another round, other batches; the same round, the same weights."""
+    replies = []
+    for round_ in (1, 1, 2):
+        reply, _ = answer(
+            order(model, 0, 5, round_),
+            Memory(),
+            site(range(12)),
+            Finetune(),
+            build(TINY_NETWORK, SPACE.sizes, 0),
+            None,
+            Watcher(),
+        )
+        replies.append(reply.weights["classifier.groups.0.weight"])
+    assert torch.equal(replies[0], replies[1])
+    assert not torch.equal(replies[0], replies[2])
+
+
+def test_dropout_draws_from_an_address_too():
+    """Whatever was drawn before, the same order gives the same weights."""
+    spec = replace(TINY_NETWORK, options={**TINY_NETWORK.options, "decoder_aspp_dropout": 0.5})
+    results = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        dropping = build(spec, SPACE.sizes, 0)
+        reply, _ = answer(order(dropping), Memory(), site(range(8)), Finetune(), dropping, None, Watcher())
+        results.append(reply.weights["classifier.groups.0.weight"])
+    assert torch.equal(*results)
+
+
+def test_crops_that_the_network_cannot_take_are_padded(model):
+    assert model.divisor == 8
+    odd = replace(site(range(4)), augment=AugmentSpec(crop=30))
+    sizes = []
+
+    @dataclass(frozen=True)
+    class Watched(Finetune):
+        def first_losses(self, step):
+            sizes.append((tuple(step.labels_BHW.shape[1:]), int((step.labels_BHW == 255).sum())))
+            return super().first_losses(step)
+
+    answer(order(model), Memory(), odd, Watched(), model, None, Watcher())
+    assert sizes == [((32, 32), 4 * (32 * 32 - 30 * 30))]
+
+
 def test_sgd_with_nesterov_by_hand(model):
     """Two steps of the loop equal two steps written out."""
     frozen = replace(TrainingSpec(), batch=4, epochs=2, weight_decay=0.1, batch_statistics="kept_out", device="cpu")
@@ -222,8 +267,9 @@ def test_full_images_of_odd_sizes_are_padded_not_cut(model):
 
 def test_devices():
     assert pick_device("cpu").type == "cpu"
-    with pytest.raises(UserError, match="no such kind of device"):
-        pick_device("gpu9")
+    for name in ("gpu9", "mps", "meta", "cuda:x"):
+        with pytest.raises(UserError, match="use auto, cpu, cuda"):
+            pick_device(name)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="0 CUDA"):
             pick_device("cuda:3")

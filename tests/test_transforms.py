@@ -89,6 +89,29 @@ def test_the_published_view_is_a_centre_crop_and_the_full_one_is_not():
     assert torch.equal(full_mask, torch.from_numpy(Coded().read(0)[1]))
 
 
+def test_masks_are_resized_as_pillow_does():
+    """torchvision's own way with masks is half a pixel off."""
+    from PIL import Image
+
+    class Odd(Coded):
+        def read(self, i):
+            mask = np.random.default_rng(0).integers(0, 20, (63, 63), dtype=np.uint8)
+            return np.stack([mask] * 3, 2), mask
+
+    for size in (32, 100):
+        _, mask = ScoredImages(Odd(), IDENTITY, "published", size)[0]
+        expected = np.asarray(Image.fromarray(Odd().read(0)[1]).resize((size, size), Image.Resampling.NEAREST))
+        assert (mask.numpy() == expected).all()
+    for key in range(10):  # a part of the image, cut out and resized
+        whole = TrainingImages(Odd(), IDENTITY, AugmentSpec(crop=63, flip=0.0))
+        part = TrainingImages(Odd(), IDENTITY, AugmentSpec(crop=40, flip=0.0))
+        torch.default_generator.manual_seed(key)
+        box = whole.part.make_params([torch.zeros(3, 63, 63)])
+        cut = Odd().read(0)[1][box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
+        expected = np.asarray(Image.fromarray(cut).resize((40, 40), Image.Resampling.NEAREST))
+        assert (part[0, key][1].numpy() == expected).mean() > 0.99
+
+
 def test_normalise_is_imagenets():
     grey = torch.full((1, 3, 1, 1), 128, dtype=torch.uint8)
     expected = [(128 / 255 - m) / s for m, s in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))]

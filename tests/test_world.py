@@ -10,6 +10,7 @@ from fiss.data import voc
 from fiss.data.background import evaluation_table, training_table
 from fiss.data.world import TaskSpec, WorldSpec, joint_plan, make_plan, task_pool
 from fiss.errors import UserError
+from fiss.experiment import scored_images
 from fiss.labels import TaskStream
 from fiss.presets import find
 
@@ -73,7 +74,9 @@ def test_fingerprints_of_the_published_runs():
 def test_validation_images_per_task(setting, counts):
     stream = TaskStream.parse(setting, voc.CLASSES)
     presence = voc_presence("val")
-    assert [int(presence[:, list(stream.seen(t))].any(1).sum()) for t in range(len(counts))] == counts
+    spaces = [stream.label_space(t) for t in range(len(counts))]
+    assert [len(scored_images("published", voc.CLASSES, space, presence)) for space in spaces] == counts
+    assert len(scored_images("full", voc.CLASSES, spaces[0], presence)) == 1449
 
 
 def test_the_calendar():
@@ -120,6 +123,19 @@ def test_a_small_alpha_makes_sites_differ_more():
     assert spread(0.1) > 2 * spread(100.0)
 
 
+def test_every_class_has_shares_of_its_own():
+    """With a small alpha each class sits at few sites, and not all classes at the same ones."""
+    presence = np.zeros((400, 3), bool)
+    presence[:200, 1] = presence[200:, 2] = True
+    spec = WorldSpec(split="dirichlet", alpha=0.05, per_round=10)
+    plan = make_plan(spec, TaskSpec("all"), TaskStream.parse("all", ("a", "b")), presence, 1)
+    main = []
+    for images in (range(200), range(200, 400)):
+        counts = [len(set(plan.holdings[0, c].images) & set(images)) for c in range(10)]
+        main.append(int(np.argmax(counts)))
+    assert main[0] != main[1]
+
+
 def test_task_pools():
     stream = TaskStream.parse("1-1", ("a", "b", "c"))
     #                     bg    a      b      c
@@ -133,6 +149,10 @@ def test_task_pools():
     parts = pools("partitioned")
     assert sorted(i for part in parts for i in part) == [0, 1, 2, 3, 5]
     assert all(set(part) <= set(whole) for part, whole in zip(parts, pools("overlapped"), strict=True))
+    many = np.ones((300, 4), bool)
+    sizes = [len(task_pool(TaskSpec("1-1", images="partitioned"), stream, many, t, 3)) for t in range(3)]
+    assert sum(sizes) == 300
+    assert min(sizes) > 70  # drawn, not always the first task
 
 
 def test_joint_has_everything_and_the_same_number_of_steps():
@@ -154,6 +174,7 @@ def test_joint_has_everything_and_the_same_number_of_steps():
         {"sample_ratio": 1.5},
         {"single_ratio": -1.0},
         {"alpha": 0.0},
+        {"alpha": 1e308},
         {"rounds": 0},
         {"joiners": -1},
     ],

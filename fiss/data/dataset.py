@@ -55,6 +55,8 @@ class FileSplit:
         if mask.mode not in MASK_MODES:
             depth = "16-bit or wider" if mask.mode.startswith(("I", "F")) else f"{mask.mode} colour"
             raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
+        if image.mode.startswith(("I", "F")):
+            raise UserError(f"{self.images[i]}: 16-bit or wider image; save it with 8 bits per channel.")
         if image.size != mask.size:
             raise UserError(
                 f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
@@ -97,14 +99,19 @@ class Dataset:
     """What a person should know about how the files were found."""
 
 
-def read_list(path: Path) -> list[str]:
-    """Stems from a split file: one per line, blank lines skipped; `dir/a.jpg dir/a.png` means `a`."""
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that hold anything, without white space around them."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: unreadable list ({error}).") from error
-    names = [line.split()[0] for line in lines if line.strip()]
-    return [Path(name).stem if Path(name).suffix.lower() in IMAGE_SUFFIXES else Path(name).name for name in names]
+        raise UserError(f"{path}: unreadable text ({error}).") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def read_list(path: Path) -> list[str]:
+    """Stems from a split file, one per line; `/dir/a.jpg /dir/a.png`, as some lists of VOC have it, means `a`."""
+    firsts = [line.split()[0] if line.startswith("/") else line for line in read_lines(path)]
+    return [Path(name).stem if Path(name).suffix.lower() in IMAGE_SUFFIXES else Path(name).name for name in firsts]
 
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")

@@ -8,7 +8,7 @@ them every fifth image, by a hash of its name, is for validation, so that adding
 import hashlib
 from pathlib import Path
 
-from fiss.data.dataset import Dataset, FileSplit, files_by_stem, read_list
+from fiss.data.dataset import Dataset, FileSplit, files_by_stem, read_lines, read_list
 from fiss.errors import UserError
 from fiss.labels import MOST_CLASSES
 
@@ -55,9 +55,11 @@ def load(root: Path) -> Dataset:
 
 
 def _classes(path: Path) -> tuple[str, ...]:
-    names = [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    names = read_lines(path)
     if names and names[0].lower() == "background":
         names = names[1:]
     if not names or len(names) > MOST_CLASSES or len(set(names)) != len(names):
         raise UserError(f"{path}: needs 1 to {MOST_CLASSES} different class names, one per line; found {len(names)}.")
+    if any(name.lower() == "background" for name in names):
+        raise UserError(f"{path}: background can only be the first line; it is mask id 0.")
     return tuple(names)

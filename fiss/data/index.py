@@ -5,8 +5,8 @@ The pass decodes every file once, shows its progress, and is kept in a cache und
 and times, so it is made again only when a file changes.
 """
 
-import json
 import os
+import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -45,11 +45,12 @@ def build(split: Split, classes: tuple[str, ...], watcher: Watcher | None = None
     watcher = watcher or Watcher()
     key = sha256(f"1\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
     path = cache_folder() / f"index-{key[:32]}.npz"
-    if (cached := _load(path)) is not None:
+    listing = _listing_problems(split)
+    if not listing and (cached := _load(path)) is not None:
         return cached
     count = len(split.stems)
     pixels, sizes = np.zeros((count, 256), np.int64), np.zeros((count, 2), np.int64)
-    problems = _listing_problems(split)
+    problems = listing
 
     def look(i: int) -> str | None:
         try:
@@ -71,19 +72,28 @@ def build(split: Split, classes: tuple[str, ...], watcher: Watcher | None = None
             watcher.advance()
     watcher.finish()
     index = Index(pixels[:, : len(classes) + 1], sizes, tuple(problems))
-    _save(path, index)
+    if not problems:  # a data set with problems is read again until they are put right
+        _save(path, index)
     return index
 
 
 def check(dataset: Dataset, watcher: Watcher | None = None) -> tuple[Index, Index]:
     """Both indices, or one error that lists what is wrong with the data set."""
     train, val = (build(split, dataset.classes, watcher) for split in (dataset.train, dataset.val))
-    problems = train.problems + val.problems
+    problems = all_problems(dataset, train, val)
     if problems:
         shown = "\n  ".join(problems[:20])
         more = f"\n  ... and {len(problems) - 20} more; `fiss data check` lists all" if len(problems) > 20 else ""
         raise UserError(f"The data set has {len(problems)} problem(s); nothing was started.\n  {shown}{more}")
     return train, val
+
+
+def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[str, ...]:
+    """The problems of both splits, and images that are in both."""
+    both = sorted(set(dataset.train.stems) & set(dataset.val.stems))
+    return (
+        train.problems + val.problems + tuple(f"{stem}: in the training and in the validation list." for stem in both)
+    )
 
 
 def cache_folder() -> Path:
@@ -110,8 +120,8 @@ def _listing_problems(split: Split) -> list[str]:
 def _load(path: Path) -> Index | None:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return Index(file["pixels"], file["sizes"], tuple(json.loads(str(file["problems"]))))
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            return Index(file["pixels"], file["sizes"], ())
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError):
         return None  # not there, or half written by a killed run: made again
 
 
@@ -120,5 +130,5 @@ def _save(path: Path, index: Index) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, problems=json.dumps(index.problems))
+            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes)
         part.replace(path)

@@ -29,7 +29,7 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.name not in SOURCES and self.name != "shapes":
             raise unknown("data set", self.name, ["shapes", *SOURCES])
-        for field, least in (("shapes_train", 1), ("shapes_val", 1), ("shapes_size", 32)):
+        for field, least in (("shapes_train", 1), ("shapes_val", 1), ("shapes_size", 32), ("shapes_seed", 0)):
             if getattr(self, field) < least:
                 raise UserError(f"data.{field} = {getattr(self, field)}: must be {least} or more.")
 

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
-from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
 
 from fiss.data.background import Table
 from fiss.data.dataset import Split
@@ -21,6 +21,9 @@ from fiss.errors import UserError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, in RGB."""
+
+BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
+"""As Pillow resizes: torchvision's plain NEAREST, which it takes for masks by itself, is half a pixel off."""
 
 View = Literal["published", "full"]
 
@@ -54,40 +57,42 @@ class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
     """Augmented images as bytes (3, crop, crop) and masks of channels (crop, crop), by (index, key)."""
 
     def __init__(self, split: Split, table: Table, spec: AugmentSpec) -> None:
-        self.split, self.table = split, table
-        self.transform = v2.Compose(
-            [
-                v2.RandomResizedCrop((spec.crop, spec.crop), spec.scale, spec.ratio, antialias=True),
-                v2.RandomHorizontalFlip(spec.flip),
-            ]
-        )
+        self.split, self.table, self.spec = split, table, spec
+        self.part = v2.RandomResizedCrop((spec.crop, spec.crop), spec.scale, spec.ratio)
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor]:
         index, key = sample
         image, mask = _tensors(self.split, index, self.table)
         before = torch.get_rng_state()
         torch.default_generator.manual_seed(key)
-        image, mask = self.transform(image, mask)
+        part = self.part.make_params([image])
+        flip = bool(torch.rand(()) < self.spec.flip)
         torch.set_rng_state(before)
-        return image.as_subclass(Tensor), mask.as_subclass(Tensor)
+        size = [self.spec.crop, self.spec.crop]
+        image = F.resized_crop(image, **part, size=size, interpolation=BILINEAR, antialias=True)
+        mask = F.resized_crop(mask, **part, size=size, interpolation=NEAREST)
+        return (image.flip(-1), mask[0].flip(-1)) if flip else (image, mask[0])
 
 
 class ScoredImages(TorchDataset[tuple[Tensor, Tensor]]):
     """Images to score: `published` (shorter side resized, centre crop of image and mask) or `full`, as they are."""
 
     def __init__(self, split: Split, table: Table, view: View, size: int) -> None:
-        self.split, self.table = split, table
-        steps = [v2.Resize(size, antialias=True), v2.CenterCrop(size)] if view == "published" else [v2.Identity()]
-        self.transform = v2.Compose(steps)
+        self.split, self.table, self.view, self.size = split, table, view, size
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, mask = self.transform(*_tensors(self.split, index, self.table))
-        return image.as_subclass(Tensor), mask.as_subclass(Tensor)
+        image, mask = _tensors(self.split, index, self.table)
+        if self.view == "published":
+            size = [self.size]
+            image = F.center_crop(F.resize(image, size, interpolation=BILINEAR, antialias=True), size)
+            mask = F.center_crop(F.resize(mask, size, interpolation=NEAREST), size)
+        return image, mask[0]
 
 
-def _tensors(split: Split, index: int, table: Table) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+def _tensors(split: Split, index: int, table: Table) -> tuple[Tensor, Tensor]:
+    """Image (3, H, W) and mask of channels (1, H, W), as bytes."""
     image, mask = split.read(index)
-    return tv_tensors.Image(torch.tensor(image).permute(2, 0, 1)), tv_tensors.Mask(torch.from_numpy(table[mask]))
+    return torch.tensor(image).permute(2, 0, 1), torch.from_numpy(table[mask])[None]
 
 
 def normalise(images_BCHW: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class WorldSpec:
         for field in ("class_ratio", "sample_ratio", "single_ratio"):
             if not 0 < getattr(self, field) <= 1:
                 raise UserError(f"world.{field} = {getattr(self, field)}: must be above 0 and at most 1.")
-        if self.alpha <= 0:
-            raise UserError(f"world.alpha = {self.alpha}: must be above 0.")
+        if not 0 < self.alpha <= 1e6:
+            raise UserError(f"world.alpha = {self.alpha}: must be above 0 and at most 1,000,000.")
         if self.per_round > self.clients:
             raise UserError(
                 f"world.per_round = {self.per_round} is more than the {self.clients} clients (world.clients)."

@@ -5,8 +5,11 @@ published code.
 """
 
 import importlib
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from fiss.errors import UserError, unknown
 from fiss.methods import fbl, mib, plop, rcil
@@ -38,12 +41,16 @@ def find(name: str) -> Method:
             raise unknown("method", name, [*METHODS, "or package.module:Class"])
         return METHODS[name]()
     module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a file in this folder is found
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"Method '{name}' cannot be imported: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"Method '{name}' is not a subclass of fiss.methods.base.Method.")
+    if inspect.isabstract(found) or not hasattr(found, "name"):
+        raise UserError(f"Method '{name}' is not complete: it needs a class variable `name` and a method `losses`.")
     return found()
 
 

@@ -31,7 +31,7 @@ class ModelSpec:
     """Which network."""
 
     architecture: str = "deeplabv3"
-    """Of segmentation_models_pytorch, in lower case."""
+    """Of segmentation_models_pytorch, in lower case; all but dpt, whose decoder wants more than feature maps."""
     encoder: str = "resnet101"
     """Of segmentation_models_pytorch; `tu-NAME` takes one of timm's."""
     weights: str = "imagenet"
@@ -145,12 +145,13 @@ def check_spec(spec: ModelSpec) -> None:
     """Refuse an architecture, encoder or option that the library does not have; nothing is built or fetched."""
     import segmentation_models_pytorch as smp
 
-    known = smp.MODEL_ARCHITECTURES_MAPPING
+    known = {name: kind for name, kind in smp.MODEL_ARCHITECTURES_MAPPING.items() if name != "dpt"}
     if spec.architecture not in known:
         raise unknown("architecture", spec.architecture, known)
     encoders = list(smp.encoders.encoders)
-    if spec.encoder not in encoders and not (spec.encoder.startswith("tu-") and spec.encoder[3:] in _timm_names()):
-        near = [f"tu-{name}" for name in _timm_names()] if spec.encoder.startswith("tu-") else encoders
+    timm_name = spec.encoder.removeprefix("tu-").split(".")[0]  # after the dot: which weights
+    if spec.encoder not in encoders and not (spec.encoder.startswith("tu-") and timm_name in _timm_names()):
+        near = [f"tu-{name}" for name in sorted(_timm_names())] if spec.encoder.startswith("tu-") else encoders
         raise unknown("encoder", spec.encoder, near)
     accepted = [
         name
@@ -170,6 +171,12 @@ def check_spec(spec: ModelSpec) -> None:
     for name in spec.options:
         if name not in accepted:
             raise unknown(f"option of {spec.architecture}", name, accepted)
+
+
+def check_weights(spec: ModelSpec) -> None:
+    """Refuse pretrained weights that are not there or that the library does not know; nothing is fetched."""
+    import segmentation_models_pytorch as smp
+
     if spec.weights.endswith(".safetensors"):
         if not Path(spec.weights).expanduser().is_file():
             raise UserError(f"model.weights = {spec.weights}: there is no such file.")
@@ -190,19 +197,23 @@ def _network(spec: ModelSpec) -> Any:
     import segmentation_models_pytorch as smp
 
     hub = None if spec.weights == "none" or spec.weights.endswith(".safetensors") else spec.weights
-    try:
-        return smp.create_model(spec.architecture, spec.encoder, hub, classes=1, **spec.options)
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
-        raise UserError(
-            f"model: {spec.architecture} with {spec.encoder} and these options cannot be built: {error}"
-        ) from error
-    except Exception as error:
-        if hub is None:
-            raise
-        raise UserError(
-            f"model.weights = {hub}: could not be fetched for {spec.encoder} ({type(error).__name__}: {error}). "
-            "Give a local .safetensors file or `none`: --set model.weights=FILE."
-        ) from error
+
+    def make(weights: str | None) -> Any:
+        try:
+            return smp.create_model(spec.architecture, spec.encoder, weights, classes=1, **spec.options)
+        except Exception as error:  # the library raises whatever its layers raise; all of it is the spec's fault
+            if weights is not None:
+                make(None)  # if this fails too, it is not about the weights
+                raise UserError(
+                    f"model.weights = {hub}: not to be had for {spec.encoder} ({type(error).__name__}: {error}); "
+                    "give a local .safetensors file or `none`: --set model.weights=FILE."
+                ) from error
+            message = f"{type(error).__name__}: {error}".split("\n")[0]
+            raise UserError(
+                f"model: {spec.architecture} with {spec.encoder} and these options cannot be built ({message})."
+            ) from error
+
+    return make(hub)
 
 
 def _load_encoder(encoder: nn.Module, path: Path) -> None:

@@ -40,7 +40,7 @@ class TrainingSpec:
     """averaged: clients update BatchNorm's running statistics and the server averages them; kept_out: they never
     change or travel back, and clients normalise with those they were given."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 autocast on a GPU, float32 on a CPU."""
+    """auto: bfloat16 autocast on a GPU that has it, float32 elsewhere."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0
@@ -68,18 +68,18 @@ def pick_device(name: str) -> torch.device:
     """The device a spec asks for."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"training.device = {name}: no such kind of device; use auto, cpu, cuda or cuda:N.") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise UserError(f"training.device = {name}: use auto, cpu, cuda or cuda:N.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise UserError(f"training.device = {name}: this machine has {torch.cuda.device_count()} CUDA device(s).")
-    return device
+    return torch.device(name if kind == "cuda" else "cpu")
 
 
 def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
     """Mixed precision as the spec asks for it."""
-    if spec.precision == "bfloat16" or (spec.precision == "auto" and device.type == "cuda"):
+    has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if spec.precision == "bfloat16" or (spec.precision == "auto" and has_it):
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
@@ -156,7 +156,7 @@ def fit(
 
     objective = method.losses if groups > 1 else method.first_losses
     totals: dict[str, Tensor] = {}
-    steps, seen, told = 0, 0, monotonic()
+    steps, seen, told = 0, 0, 0.0
     for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
         if groups > 1 and method.looks:
             student.eval()
