@@ -1,4 +1,4 @@
-"""Every method on shapes, three seeds: python docs/results/shapes.py OUT [--jobs N] [KEY=VALUE ...]
+"""Every method on shapes, three seeds: python docs/results/shapes.py OUT [--jobs N] [METHOD ...] [KEY=VALUE ...]
 
 One run folder per method and seed under OUT. The first task of a seed is trained once, by finetune, and taken over by
 the others; RCIL, whose network differs, trains its own, as in the published runs. What is finished is skipped, what was
@@ -14,6 +14,7 @@ SEEDS = (1, 2, 3)
 ALONE = ("rcil", "rcil-reference", "joint")
 SHARED = ("lwf", "ilt", "mib", "mib-100", "plop", "plop-reference", "fbl", "fbl-paper", "fbl-reference")
 ABLATIONS = ("pseudo-labels", "compensation", "relation", "pod")
+METHODS = ("finetune", *SHARED, *ALONE, *(f"without-{part}" for part in ABLATIONS))
 
 
 def fiss(*arguments: str) -> None:
@@ -43,19 +44,19 @@ def run(out: Path, name: str, seed: int, settings: list[str]) -> str:
     return folder.name
 
 
-def main(out: Path, jobs: int, settings: list[str]) -> None:
+def main(out: Path, jobs: int, wanted: list[str], settings: list[str]) -> None:
     """First what others build on, then the rest, several at a time."""
     out.mkdir(parents=True, exist_ok=True)
-    rest = [*SHARED, *(f"without-{part}" for part in ABLATIONS)]
+    names = [name for name in METHODS if name in wanted or not wanted]
     with ThreadPoolExecutor(jobs) as pool:
         first = {s: pool.submit(run, out, "finetune", s, settings) for s in SEEDS}
-        todo = [pool.submit(run, out, name, s, settings) for name in ALONE for s in SEEDS]
+        todo = [pool.submit(run, out, name, s, settings) for name in names if name in ALONE for s in SEEDS]
         for seed, base in first.items():
             base.result()
+            rest = (name for name in names if name not in ("finetune", *ALONE))
             todo += [pool.submit(run, out, name, seed, settings) for name in rest]
         for job in todo:
             print("done:", job.result(), flush=True)
-    names = ["finetune", *SHARED, *ALONE, *(f"without-{part}" for part in ABLATIONS)]
     folders = [str(out / f"{name}-{seed}") for name in names for seed in SEEDS]
     subprocess.run([sys.executable, "-m", "fiss", "compare", "--markdown", *folders], check=True)
 
@@ -63,5 +64,5 @@ def main(out: Path, jobs: int, settings: list[str]) -> None:
 if __name__ == "__main__":
     words = sys.argv[1:]
     jobs = int(words.pop(words.index("--jobs") + 1)) if "--jobs" in words else 1
-    words = [w for w in words if w != "--jobs"]
-    main(Path(words[0]), jobs, words[1:])
+    rest = [w for w in words if w != "--jobs"]
+    main(Path(rest[0]), jobs, [w for w in rest[1:] if "=" not in w], [w for w in rest[1:] if "=" in w])
