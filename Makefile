@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 .PHONY: demo test clean
 
 demo: $(READY)
-	$(BIN)/fiss run shapes
+	$(BIN)/fiss demo
 
 test: $(READY)
 	$(BIN)/ruff format --check fiss tests docs

@@ -91,6 +91,40 @@ def eval_(
 
 
 @app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where its two runs go. Default: runs/demo, numbered.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
+    ] = None,
+) -> None:
+    """Finetuning and FBL side by side on the built-in data set, with a picture at the end."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    out = out or _free(Path("runs") / "demo")
+    base = None
+    for method in ("finetune", "fbl"):
+        print(f"\n{method}" + (" (from the first task of finetune)" if base else ""), flush=True)
+        run_("shapes", method, None, setting, None, base, False, out / method)
+        base = out / "finetune"
+    compare([out / "finetune", out / "fbl"], "published", False)
+    picture([out / "finetune", out / "fbl"], out / "demo.png")
+    Console().print(f"{escape(str(out / 'demo.png'))}  [dim]the same images, segmented by both[/]", highlight=False)
+
+
+@app.command()
+def picture(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with the same images.")],
+    out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
+) -> None:
+    """Images, truth, and what each run sees after its last task; and how its old classes fared."""
+    from fiss import pictures
+
+    with _display() as display:
+        pictures.draw(runs, out, display)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     view: Annotated[str, typer.Option(help="published or full.")] = "published",

@@ -27,7 +27,7 @@ def fiss(*arguments, code=0):
 
 def test_help_imports_nothing_heavy():
     """`fiss --help` answers at once: torch, numpy and the rest are imported only by the commands that need them."""
-    heavy = ["torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
+    heavy = ["matplotlib", "torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
     for arguments in ([], ["--help"], ["run", "--help"]):
         code = (
             f"import sys; sys.argv = ['fiss', *{arguments!r}]\n"
@@ -228,4 +228,42 @@ def test_compare(tiny, tmp_path, monkeypatch, capsys):
     fiss("compare", "r1", "j")
     assert "mIoU after each task" in capsys.readouterr().out
     fiss("compare", "r1", "--view", "none", code=2)
+    assert "no task is finished" in capsys.readouterr().err
+
+
+def test_demo(tiny, tmp_path, monkeypatch, capsys):
+    """What `make demo` does, on a smaller world: two methods, a table, a picture."""
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "data.shapes_train=40",
+        "data.shapes_val=8",
+        "data.shapes_size=48",
+        "augment.crop=48",
+        "evaluation.size=48",
+    ]
+    words += ["world.rounds=1", "training.epochs=1", "training.threads=1"]
+    fiss("demo", *(w for word in words for w in ("--set", word)))
+    out = capsys.readouterr().out
+    assert re.search(r"finetune\W+1\W", out)
+    assert re.search(r"fbl\W+1\W", out)
+    path = tmp_path / "runs" / "demo"
+    with Image.open(path / "demo.png") as drawn:
+        assert drawn.width > 600
+        assert len(drawn.convert("RGB").resize((64, 64)).getcolors(5000)) > 100
+    one, two = (json.loads((path / m / "scores.jsonl").read_text().splitlines()[0]) for m in ("finetune", "fbl"))
+    assert one == two  # one first task for both
+    fiss("picture", path / "fbl", "--out", tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
+
+
+def test_pictures_need_one_data_set_and_a_model(tiny, tmp_path, capsys):
+    from fiss.checkpoint import RunFolder
+
+    for name, seed in (("a", 0), ("b", 1)):
+        RunFolder.create(tmp_path / name, replace(tiny, data=replace(tiny.data, shapes_seed=seed)))
+    fiss("picture", tmp_path / "a", tmp_path / "b", code=2)
+    assert "different images" in capsys.readouterr().err
+    fiss("picture", tmp_path / "a", code=2)
     assert "no task is finished" in capsys.readouterr().err

@@ -23,6 +23,7 @@ LEVELS = [
     {"config"},
     {"presets", "checkpoint"},
     {"experiment", "display", "tables"},
+    {"pictures"},
     {"cli"},
     {"__main__"},
 ]

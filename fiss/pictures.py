@@ -1,0 +1,111 @@
+"""Pictures of runs: the same images segmented by each run's last model beside the truth, and how old classes fared."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fiss.checkpoint import RunFolder
+from fiss.data.background import evaluation_table
+from fiss.data.transforms import normalise
+from fiss.errors import UserError
+from fiss.experiment import Setup, load_checked, prepare
+from fiss.methods import label_of
+from fiss.models.segmenter import pad
+from fiss.watch import Watcher
+
+SHOWN = 4
+"""Images in a picture."""
+FIRST = ("#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart."""
+
+Labels = NDArray[np.int64]
+
+
+def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
+    """One row per image: the image, the truth, and what each run sees after its last task; below, old classes over
+    tasks."""
+    from matplotlib.figure import Figure
+
+    folders = [RunFolder.open(path) for path in paths]
+    setups = [prepare(folder.config(), watcher) for folder in folders]
+    if len({setup.data_digest for setup in setups}) > 1:
+        raise UserError("These runs have different images, so one picture cannot show them side by side.")
+    names = ["joint" if s.config.joint else label_of(s.config.method) for s in setups]
+    images = _chosen(setups[0])
+    seen = [_predictions(setup, folder, images) for setup, folder in zip(setups, folders, strict=True)]
+    curves = [_old_classes(folder) for folder in folders]
+
+    columns = 2 + len(folders)
+    figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
+    grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
+    colours = _colours(len(setups[0].dataset.classes) + 1)
+    for row, i in enumerate(images):
+        picture, mask = setups[0].dataset.val.read(i)
+        tiles = [picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)]
+        for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
+            axes = figure.add_subplot(grid[row, column])
+            axes.imshow(tile, interpolation="nearest")
+            axes.set_axis_off()
+            if row == 0:
+                axes.set_title(title, fontsize=11)
+    axes = figure.add_subplot(grid[len(images), :])
+    for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        axes.plot(range(len(curve)), curve, label=name, color=FIRST[1 + number % 7], marker="osD^v<>"[number % 7])
+    tasks = max(map(len, curves))
+    axes.set(xlabel="task", ylabel="mIoU, percent", ylim=(0, 100), xticks=range(tasks), xlim=(-0.1, tasks - 0.9))
+    axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.savefig(out)
+
+
+def _chosen(setup: Setup) -> list[int]:
+    """The validation images that show most classes of different tasks; of equal ones the first."""
+    tasks = np.stack([setup.val.presence[:, list(ids)].any(1) for ids in setup.tasks.tasks]).sum(0)
+    return sorted(int(i) for i in np.argsort(-tasks, kind="stable")[:SHOWN])
+
+
+def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int]) -> list[Labels]:
+    """Data-set ids that the last model of a run sees in each image."""
+    stems = [p.stem.removeprefix("task-") for p in (folder.path / "weights").glob("task-*.safetensors")]
+    if not stems:
+        raise UserError(f"{folder.path}: no task is finished yet, so there is no model to show.")
+    snapshot = folder.read_weights(f"task-{max(map(int, stems))}")
+    model = setup.network(snapshot.label_space).eval()
+    load_checked(model, snapshot, folder.path)
+    table = evaluation_table(setup.dataset.classes, snapshot.label_space)
+    ids = np.zeros(snapshot.label_space.channels, np.int64)
+    ids[table[1 : len(setup.dataset.classes) + 1]] = np.arange(1, len(setup.dataset.classes) + 1)
+    ids[0] = 0
+    found = []
+    with torch.inference_mode():
+        for i in images:
+            picture, mask = setup.dataset.val.read(i)
+            batch = torch.tensor(picture).permute(2, 0, 1)[None].to(setup.device)
+            batch, _ = pad(batch, torch.zeros_like(batch[:, 0]), model.divisor)
+            channels = model(normalise(batch)).logits_BCHW.argmax(1)[0, : mask.shape[0], : mask.shape[1]]
+            found.append(ids[channels.cpu().numpy()])
+    return found
+
+
+def _old_classes(folder: RunFolder) -> list[float]:
+    ends: list[dict[str, Any]] = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
+    ends = [r for r in ends if r["view"] == ends[0]["view"]]
+    return [r["old_foreground"] if r["old_foreground"] is not None else r["base_foreground"] for r in ends]
+
+
+def _colours(count: int) -> NDArray[np.uint8]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    more = [colormaps["tab20b"](k % 20)[:3] for k in range(max(0, count - len(FIRST)))]
+    return (np.array([*(to_rgb(c) for c in FIRST), *more][:count]) * 255).astype(np.uint8)
+
+
+def _paint(labels: Labels, colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    white = np.full((1, 3), 255, np.uint8)  # what is ignored
+    return np.concatenate([colours, white])[np.minimum(labels, len(colours))]
