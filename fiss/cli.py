@@ -230,11 +230,10 @@ def _config(
     from fiss import presets as known
     from fiss.config import parse_settings, read_toml, with_settings
     from fiss.methods import ablate as without
-    from fiss.methods import find
 
     config = read_toml(Path(what)) if what.endswith(".toml") else known.find(what)
     if method:
-        config = replace(config, method=find(method))
+        config = replace(config, method=known.method_for(what, method))
     for part in ablate:
         config = replace(config, method=without(config.method, part))
     config = with_settings(config, parse_settings(settings))

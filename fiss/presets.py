@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from fiss import methods
 from fiss.config import Config
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.data.world import TaskSpec, WorldSpec
 from fiss.errors import unknown
+from fiss.methods.base import Method
 from fiss.models.segmenter import ModelSpec
 from fiss.training.evaluate import EvaluationSpec
 from fiss.training.fit import TrainingSpec
@@ -101,3 +104,24 @@ def find(name: str) -> Config:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]()
+
+
+ADE20K_POD = {"pod_features": 0.001, "pod_logits": 0.00001}
+COEFFICIENTS: dict[str, dict[str, dict[str, float]]] = {
+    "ade-100-10": {
+        "mib": {"distillation": 1.0},
+        "plop": ADE20K_POD,
+        "plop-reference": ADE20K_POD,
+        "rcil": {"distillation": 5.0},
+        "rcil-reference": {"distillation": 5.0},
+        "fbl": {**ADE20K_POD, "proportion_step": 0.05},
+        "fbl-reference": {**ADE20K_POD, "proportion_step": 0.05},
+    }
+}
+"""What the published runs set differently for a preset, by method."""
+
+
+def method_for(preset: str, name: str) -> Method:
+    """The method of that name with the coefficients of the published runs of that preset."""
+    changes: dict[str, Any] = dict(COEFFICIENTS.get(preset, {}).get(name, {}))
+    return replace(methods.find(name), **changes)
