@@ -19,8 +19,11 @@ from fiss.watch import Watcher
 
 SHOWN = 4
 """Images in a picture."""
-FIRST = ("#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart."""
+FIRST = (
+    "#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
+    "#9e9e9e", "#7f3fbf", "#8c564b", "#c7e9a0", "#fbb4ae",
+)  # fmt: skip
+"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
 
 Labels = NDArray[np.int64]
 
