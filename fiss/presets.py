@@ -42,7 +42,7 @@ def shapes() -> Config:
         name="shapes",
         data=DataSpec("shapes"),
         tasks=TaskSpec("6-3"),
-        world=WorldSpec(clients=4, joiners=1, per_round=2, rounds=3, class_ratio=0.7, sample_ratio=0.55),
+        world=WorldSpec(clients=4, joiners=1, per_round=2, rounds=3, class_ratio=0.7, sample_ratio=0.8),
         model=SMALL_NETWORK,
         augment=AugmentSpec(crop=96),
         training=TrainingSpec(epochs=2, batch=8, first_rate=0.2, later_rate=0.02),
