@@ -150,6 +150,7 @@ def start(config: Config, out: Path, watcher: Watcher) -> RunFolder:
     student = setup.network(setup.tasks.label_space(0), fresh=base is None)
     folder = RunFolder.create(out, config)
     with folder.locked():
+        folder.write_splits(setup.splits())
         _go_on(setup, folder, None, base, student, watcher)
     return folder
 
@@ -190,7 +191,6 @@ def _go_on(
     setup: Setup, folder: RunFolder, state: State | None, base: Snapshot | None, student: Segmenter, watcher: Watcher
 ) -> None:
     config = setup.config
-    folder.write_splits(setup.splits())
     first = setup.tasks.label_space(0)
     label_space = state.server.label_space if state else first
     teacher = setup.network(label_space) if config.method.needs_teacher else None

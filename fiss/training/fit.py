@@ -158,7 +158,7 @@ def fit(
     totals: dict[str, Tensor] = {}
     steps, seen, told = 0, 0, 0.0
     for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
-        if groups > 1 and method.looks:
+        if teacher is not None and method.looks:
             student.eval()
             with torch.no_grad():
                 for _ in range(length):
