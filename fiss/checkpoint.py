@@ -178,6 +178,13 @@ class RunFolder:
             _cut(self.path / log, length)
         return State(next_round, Server(model.label_space, model.weights, teacher), memories, finished)
 
+    def finished(self) -> bool:
+        """Whether the last round has been played."""
+        try:
+            return bool(json.loads((self.path / "state.json").read_bytes())["finished"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
     # Weights
 
     def write_weights(self, name: str, label_space: LabelSpace, weights: Weights) -> str:

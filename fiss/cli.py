@@ -98,9 +98,6 @@ def demo(
     ] = None,
 ) -> None:
     """Finetuning and FBL side by side on the built-in data set, with a picture at the end."""
-    from rich.console import Console
-    from rich.markup import escape
-
     out = out or _free(Path("runs") / "demo")
     setting = ["world.sample_ratio=0.55", *(setting or [])]  # two runs of the preset, made a little shorter
     base = None
@@ -110,7 +107,6 @@ def demo(
         base = out / "finetune"
     compare([out / "finetune", out / "fbl"], "published", False)
     picture([out / "finetune", out / "fbl"], out / "demo.png")
-    Console().print(f"{escape(str(out / 'demo.png'))}  [dim]the same images, segmented by both[/]", highlight=False)
 
 
 @app.command()
@@ -119,10 +115,13 @@ def picture(
     out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
 ) -> None:
     """Images, truth, and what each run sees after its last task; and how its old classes fared."""
+    from rich.markup import escape
+
     from fiss import pictures
 
     with _display() as display:
         pictures.draw(runs, out, display)
+        display.console.print(f"{escape(str(out))}  [dim]the same images, segmented by each run[/]", highlight=False)
 
 
 @app.command()
@@ -133,20 +132,25 @@ def compare(
 ) -> None:
     """Runs side by side: mean and deviation over seeds."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fiss import tables
+    from fiss.display import CAPTION
 
     comparison = tables.compare(runs, view)
     if markdown:
         print(comparison.markdown())
         return
-    table = Table(title=comparison.title, title_justify="left")
+    table = Table(title=comparison.title, title_justify="left", caption=CAPTION, caption_justify="left")
     for name in comparison.head:
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for row in comparison.rows:
-        table.add_row(*row)
-    Console().print(table)
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -205,7 +209,7 @@ def data_check(
     """Validate a data set: a table of what is in it, and every problem with its file."""
     from rich.markup import escape
 
-    from fiss.data.index import all_problems, build
+    from fiss.data.index import all_problems, build, missing_classes
     from fiss.data.sources import DataSpec, open_dataset, recognise
     from fiss.display import data_table
 
@@ -214,6 +218,8 @@ def data_check(
         for notice in dataset.notices:
             display.notice(notice)
         train, val = (build(split, dataset.classes, display) for split in (dataset.train, dataset.val))
+        for notice in missing_classes(dataset, train, val):
+            display.notice(notice)
         display.console.print(data_table(dataset, train, val))
         problems = all_problems(dataset, train, val)
         for problem in problems:
@@ -266,7 +272,8 @@ def _with_hint(work: Callable[[], object], out: Path) -> None:
     try:
         work()
     except KeyboardInterrupt:
-        hint = f" `fiss resume {out}` goes on from the last finished round." if out.exists() else ""
+        there = f"`fiss resume {out}` goes on from the last finished round."
+        hint = f" {there}" if out.exists() else " Nothing was written yet."
         print(f"\nStopped.{hint}", file=sys.stderr)
         raise typer.Exit(130) from None
 

@@ -14,6 +14,8 @@ from fiss.data.dataset import Dataset
 from fiss.data.index import Index
 from fiss.watch import Watcher
 
+CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
+
 
 class Display(Watcher):
     """Listens to a run and shows it; used as a context."""
@@ -88,7 +90,8 @@ class Display(Watcher):
         self.client_steps -= 1
         self.images += images
         if losses:
-            self.loss = "loss " + " ".join(f"{value:.3f}" for value in losses.values())
+            named = [f"{name} {value:.3f}" for name, value in losses.items()]
+            self.loss = "loss " + (" ".join(named) if len(named) > 1 else f"{next(iter(losses.values())):.3f}")
         if self.overall is not None and (losses or self.client_steps == 0):
             text = f"{self.client_name}  {self.loss}  {self._speed():.0f} img/s  {self._left()} left"
             self.progress.update(self.overall, completed=self.done, description=self.where, text=text)
@@ -129,9 +132,7 @@ def _number(record: Mapping[str, object], key: str) -> float | None:
 def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
     """Task by task: the means, and the IoU of every class."""
     records = list(records)
-    table = Table(
-        title=title, title_justify="left", caption="percent; old and base count the background", caption_justify="left"
-    )
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("")
     for record in records:
         views = {r["view"] for r in records}

@@ -16,7 +16,7 @@ from fiss.checkpoint import RunFolder, State
 from fiss.config import Config
 from fiss.data.background import evaluation_table
 from fiss.data.dataset import Dataset
-from fiss.data.index import Index, check
+from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import View
 from fiss.data.world import Plan, Presence, joint_plan, make_plan
@@ -117,6 +117,11 @@ def prepare(config: Config, watcher: Watcher) -> Setup:
         watcher.notice(notice)
     tasks = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
     train, val = check(dataset, watcher)
+    left_out = [name for i, name in enumerate(dataset.classes, 1) if i not in tasks.seen(len(tasks.tasks) - 1)]
+    if left_out:
+        watcher.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
+    for notice in missing_classes(dataset, train, val):
+        watcher.notice(notice)
     plan = make_plan(config.world, config.tasks, tasks, train.presence, config.seed)
     if config.joint:
         steps = _steps(config, plan)

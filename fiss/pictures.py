@@ -59,7 +59,9 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         axes.plot(range(len(curve)), curve, label=name, color=FIRST[1 + number % 7], marker="osD^v<>"[number % 7])
     tasks = max(map(len, curves))
-    axes.set(xlabel="task", ylabel="mIoU, percent", ylim=(0, 100), xticks=range(tasks), xlim=(-0.1, tasks - 0.9))
+    axes.set(
+        xlabel="task", ylabel="mIoU without background, %", ylim=(0, 100), xticks=range(tasks), xlim=(-0.1, tasks - 0.9)
+    )
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)

@@ -1,64 +1,92 @@
-"""Runs side by side: mean and deviation over seeds, one row per method."""
+"""Runs side by side: mean and deviation over seeds, one row per method.
+
+Runs share a row only if their configs agree in everything but the seed and where they were computed; rows of one
+method that differ say in what.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from fiss.checkpoint import RunFolder
+from fiss.config import Config, to_dict
 from fiss.errors import UserError
-from fiss.methods import METHODS, label_of
-from fiss.methods.base import Method
+from fiss.methods import label_of
+
+FREE = ("seed", "base", "keep", "training.device", "training.workers", "training.threads", "data.root", "model.weights")
+"""Keys in which runs of one row may differ."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of strings: what the runs share, a heading, rows."""
+    """A table of strings: what the runs share, a heading, rows, and what to know about them."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
 
     def markdown(self) -> str:
         """As a Markdown table."""
         lines = [self.head, ("---",) * len(self.head), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join([table, *(f"\n{note}" for note in self.notes)])
 
 
 def compare(paths: Iterable[Path], view: str) -> Comparison:
     """mIoU after each task, then old, new and forgetting after the last, of every method and preset."""
-    runs: dict[tuple[str, str], list[list[dict[str, Any]]]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[Config, list[dict[str, Any]]]]] = defaultdict(dict)
+    notes = []
     for path in paths:
         folder = RunFolder.open(path)
         config = folder.config()
-        ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == view]
+        scores = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
+        ends = [r for r in scores if r["view"] == view]
         if not ends:
-            raise UserError(f"{path}: no task is finished and scored in view '{view}' yet.")
-        runs[config.name, "joint" if config.joint else _label(config.method)].append(ends)
-    tasks = max(len(ends) for group in runs.values() for ends in group)
-    several = len({name for name, _ in runs}) > 1
-    head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
+            views = sorted({r["view"] for r in scores})
+            why = f"was scored in view {', '.join(views)} only" if views else "has no finished task yet"
+            raise UserError(f"{path} {why}; --set evaluation.views=published,full scores a run in both.")
+        if not folder.finished():
+            notes.append(f"{path} is not finished; its last task is {ends[-1]['task']}.")
+            ends = [*ends, {"miou": None, "old": None, "new": None, "forgetting": None}]
+        group = groups[tuple(sorted((k, str(v)) for k, v in _flat(to_dict(config)).items() if k not in FREE))]
+        if config.seed in group:
+            raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
+        group[config.seed] = (config, ends)
+    tasks = max(len([e for e in ends if "task" in e]) for group in groups.values() for _, ends in group.values())
+    labels = _labels([next(iter(group.values()))[0] for group in groups.values()])
     rows = []
-    for (name, label), group in runs.items():
-        cells = [_cell([ends[t]["miou"] for ends in group if t < len(ends)]) for t in range(tasks)]
-        if label == "joint":  # one task only, and what it reaches belongs beside the others' last
+    for label, group in zip(labels, groups.values(), strict=True):
+        runs = [ends for _, ends in group.values()]
+        cells = [_cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
+        if next(iter(group.values()))[0].joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
-        cells += [_cell([ends[-1][key] for ends in group]) for key in ("old", "new", "forgetting")]
-        rows.append((f"{name} {label}" if several else label, str(len(group)), *cells))
-    title = f"{'several presets' if several else next(iter(runs))[0]}: mIoU after each task, view {view}"
-    return Comparison(title, head, tuple(rows))
+        cells += [_cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
+        rows.append((label, str(len(runs)), *cells))
+    head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
+    return Comparison(f"mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
 
 
-def _label(method: Method) -> str:
-    """Its name, and the fields in which it differs from what that name stands for."""
-    label = label_of(method)
-    if label not in METHODS or METHODS[label]() == method:
-        return label
-    plain = METHODS[label]()
-    changed = (f.name for f in fields(method) if getattr(method, f.name) != getattr(plain, f.name))
-    return f"{label}, {', '.join(f'{name} {getattr(method, name)}' for name in changed)}"
+def _labels(configs: Sequence[Config]) -> list[str]:
+    """Each config's method; where two have the same, the keys in which they differ."""
+    plain = ["joint" if config.joint else label_of(config.method) for config in configs]
+    labels = []
+    for label, config in zip(plain, configs, strict=True):
+        twins = [_flat(to_dict(c)) for c, name in zip(configs, plain, strict=True) if name == label]
+        own = _flat(to_dict(config))
+        keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
+        labels.append(", ".join([label, *(f"{key} {own[key]}" for key in keys)]))
+    return labels
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _cell(values: Sequence[float | None]) -> str:

@@ -99,6 +99,9 @@ def test_data_check(tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"thing1\W+3\W+21\.43 %", out)
     assert "no problems" in out
+    (root / "val.txt").write_text("p7\np8\n")
+    fiss("data", "check", root)
+    assert "in no validation image, so will not be scored: thing1." in capsys.readouterr().out
     (root / "masks" / "p1.png").unlink()
     (root / "masks" / "p8.png").write_bytes(b"x")
     fiss("data", "check", root, code=2)
@@ -153,7 +156,7 @@ def test_ctrl_c_says_how_to_go_on(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "resume", interrupted)
     monkeypatch.chdir(tmp_path)
     fiss("resume", "somewhere", code=130)
-    assert "resume" not in capsys.readouterr().err  # there is nothing to go on with
+    assert "Nothing was written yet" in capsys.readouterr().err
     (tmp_path / "somewhere").mkdir()
     fiss("resume", "somewhere", code=130)
     assert "`fiss resume somewhere` goes on" in capsys.readouterr().err
@@ -228,7 +231,21 @@ def test_compare(tiny, tmp_path, monkeypatch, capsys):
     fiss("compare", "r1", "j")
     assert "mIoU after each task" in capsys.readouterr().out
     fiss("compare", "r1", "--view", "none", code=2)
-    assert "no task is finished" in capsys.readouterr().err
+    assert "r1 was scored in view full, published only" in capsys.readouterr().err
+    fiss("compare", "r1", "r1", code=2)
+    assert "another run with the same config has seed 1 too" in capsys.readouterr().err
+    fiss("run", "tiny.toml", "--seed", 1, "--set", "training.later_rate=0.5", "--out", "other")
+    state = json.loads((tmp_path / "other" / "state.json").read_text())
+    (tmp_path / "other" / "state.json").write_text(json.dumps(state | {"finished": False}))
+    capsys.readouterr()
+    fiss("compare", "r1", "other", "--markdown")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| finetune, training.later_rate 0.01 | 1 |")
+    assert lines[3].startswith("| finetune, training.later_rate 0.5 | 1 |")
+    assert lines[3].endswith("| - | - | - |")  # not finished: no last task to speak of
+    assert "other is not finished; its last task is 1." in lines[-1]
+    fiss("compare", "r1", "other")
+    assert "note: other is not finished" in capsys.readouterr().out
 
 
 def test_demo(tiny, tmp_path, monkeypatch, capsys):

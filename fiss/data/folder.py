@@ -39,7 +39,8 @@ def load(root: Path) -> Dataset:
         held_out = {stem for stem in images if int(hashlib.sha256(stem.encode()).hexdigest(), 16) % 5 == 0}
         stems = {"train": [s for s in images if s not in held_out], "val": [s for s in images if s in held_out]}
         notices.append(
-            f"{root}: no train.txt and val.txt, so a fifth of the images ({len(held_out)}) is for validation."
+            f"{root}: no train.txt and val.txt, so about a fifth of the images, by a hash of their names, is for "
+            f"validation: {len(held_out)} of {len(images)}. For few images, give both files."
         )
 
     def split(name: str) -> FileSplit:
@@ -59,7 +60,9 @@ def _classes(path: Path) -> tuple[str, ...]:
     if names and names[0].lower() == "background":
         names = names[1:]
     if not names or len(names) > MOST_CLASSES or len(set(names)) != len(names):
-        raise UserError(f"{path}: needs 1 to {MOST_CLASSES} different class names, one per line; found {len(names)}.")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found = f"{', '.join(twice)} stands there twice" if twice else f"found {len(names)}"
+        raise UserError(f"{path}: needs 1 to {MOST_CLASSES} different class names, one per line; {found}.")
     if any(name.lower() == "background" for name in names):
         raise UserError(f"{path}: background can only be the first line; it is mask id 0.")
     return tuple(names)

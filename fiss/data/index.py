@@ -96,6 +96,17 @@ def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[str, ...]:
     )
 
 
+def missing_classes(dataset: Dataset, train: Index, val: Index) -> list[str]:
+    """A line for each split that shows no pixel of some classes: nothing wrong, and good to know."""
+    notes = []
+    for index, name, so in ((train, "training", "cannot be learnt"), (val, "validation", "will not be scored")):
+        absent = [c for i, c in enumerate(dataset.classes, 1) if not index.pixels[:, i].any()]
+        if absent:
+            shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
+            notes.append(f"in no {name} image, so {so}: {shown}.")
+    return notes
+
+
 def cache_folder() -> Path:
     """$FISS_CACHE, or fiss/ in the user's cache folder."""
     return Path(

@@ -46,7 +46,8 @@ def find(name: str) -> Method:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"Method '{name}' cannot be imported: {error}.") from error
+        where = "this folder and PYTHONPATH were searched"
+        raise UserError(f"Method '{name}' cannot be imported: {error} ({where}).") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"Method '{name}' is not a subclass of fiss.methods.base.Method.")
     if inspect.isabstract(found) or not hasattr(found, "name"):
