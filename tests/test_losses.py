@@ -268,7 +268,7 @@ def test_published_thresholds_equal_the_faulty_loop(proportion):
 
 
 def test_facts_of_the_published_quantile():
-    """Known of the published runs: 0.01 * target / count where the first bin suffices; infinity, all accepted, where no bin does."""
+    """0.01 * target / count where the first bin suffices; infinity, so all accepted, where no bin does."""
     histogram = torch.zeros(2, 100, dtype=torch.long)
     histogram[0, 0] = 1000
     histogram[1, :4] = 30000
