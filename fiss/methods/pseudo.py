@@ -58,18 +58,18 @@ class PseudoLabelled(Method, ABC):
         """Collect the entropies of one batch."""
         if step.state.get("looked") != step.epoch:
             step.state.update(looked=step.epoch, seen=[])
-        step.state["seen"].append(self._seen(step))
+        step.state["seen"].append(self._seen(step, self._entropy(step), self._classes(step)))
 
     def relabel(self, step: Step) -> tuple[Tensor, Tensor]:
         """The labels with pseudo labels in place of background, and the factor of each image, (B,)."""
         assert step.teacher is not None
         labels, state = step.labels_BHW, step.state
-        entropy, classes = self._entropy(step), step.teacher.logits_BCHW.argmax(1)
+        entropy, classes = self._entropy(step), self._classes(step)
         is_open = labels == BACKGROUND
         if self.thresholds == "constant":
             accepted = step.teacher.logits_BCHW.float().softmax(1).amax(1) > self.constant
         else:
-            threshold = self._thresholds(step)[classes]
+            threshold = self._thresholds(step, entropy, classes)[classes]
             accepted = entropy < threshold if self.thresholds == "published" else entropy <= threshold
         if not self.background_quantile:
             accepted = accepted | (classes == BACKGROUND)
@@ -103,10 +103,13 @@ class PseudoLabelled(Method, ABC):
         output = step.teacher if self.entropy_of == "teacher" else step.student
         return pseudo.entropy(output.logits_BCHW)
 
-    def _seen(self, step: Step) -> tuple[Tensor, ...]:
-        """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""
+    def _classes(self, step: Step) -> Tensor:
         assert step.teacher is not None
-        entropy, classes = self._entropy(step).flatten(), step.teacher.logits_BCHW.argmax(1).flatten()
+        return step.teacher.logits_BCHW.argmax(1)
+
+    def _seen(self, step: Step, entropy: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
+        """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""
+        entropy, classes = entropy.flatten(), classes.flatten()
         wanted = BACKGROUND if self.counted == "background" else None
         labels = step.labels_BHW.flatten()
         counts = labels == wanted if wanted is not None else labels != IGNORE
@@ -124,11 +127,11 @@ class PseudoLabelled(Method, ABC):
         edges: Tensor = step.state["edges"]
         return edges
 
-    def _thresholds(self, step: Step) -> Tensor:
+    def _thresholds(self, step: Step, entropy: Tensor, classes: Tensor) -> Tensor:
         """The threshold of each of the teacher's classes, (K,)."""
         state, proportion = step.state, self.proportion(step.epoch)
         if self.thresholds == "streamed":
-            state["histogram"] = state.get("histogram", 0) + self._seen(step)[0]
+            state["histogram"] = state.get("histogram", 0) + self._seen(step, entropy, classes)[0]
             found = pseudo.streamed_thresholds(state["histogram"], state["edges"], proportion)
         elif state.get("fixed") != step.epoch:  # once an epoch, from what the pass before it saw
             parts = [

@@ -1,0 +1,66 @@
+"""Who claims what: python docs/results/new_classes.py BASE [RUN ...]
+
+For the first model of BASE: how many of its pseudo labels on training images of the second task are right, by the
+proportion accepted. For each RUN on shapes, after every later task: of the pixels given to new classes, what they are.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from fiss.checkpoint import RunFolder
+from fiss.data.dataset import Split
+from fiss.data.transforms import normalise
+from fiss.experiment import Setup, prepare
+from fiss.losses import pseudo
+from fiss.watch import Watcher
+
+
+def see(
+    setup: Setup, folder: RunFolder, task: int, split: Split, images: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and true ids of those images."""
+    snapshot = folder.read_weights(f"task-{task}")
+    model = setup.network(snapshot.label_space).eval()
+    model.load(snapshot.weights, snapshot.label_space.sizes)
+    logits, truth = [], []
+    with torch.inference_mode():
+        for i in images:
+            image, mask = split.read(i)
+            batch = torch.tensor(image).permute(2, 0, 1)[None].to(setup.device)
+            logits.append(model(normalise(batch)).logits_BCHW.cpu())
+            truth.append(torch.from_numpy(mask.astype("int64"))[None])
+    return torch.cat(logits), torch.cat(truth)
+
+
+def main(base: Path, runs: list[Path]) -> None:
+    """Print a line for each proportion, then for each run and task."""
+    folder = RunFolder.open(base)
+    setup = prepare(folder.config(), Watcher())
+    present = list(setup.tasks.tasks[1])
+    pool = [i for i in range(400) if setup.train.presence[i][present].any()][:160]
+    logits, truth = see(setup, folder, 0, setup.dataset.train, pool)
+    unlabelled = ~torch.isin(truth, torch.tensor(present))
+    entropy, classes, truth = pseudo.entropy(logits)[unlabelled], logits.argmax(1)[unlabelled], truth[unlabelled]
+    for proportion in (0.2, 0.5, 0.8, 1.0):
+        threshold = pseudo.exact_thresholds(entropy, classes, proportion, logits.shape[1])
+        given = (entropy <= threshold[classes]) & (classes > 0)
+        future = given & (truth > max(present))
+        right = given & (truth == classes)
+        print(f"{proportion}: right {right.sum() / given.sum():.2f}, future {future.sum() / given.sum():.2f}")
+    for path in runs:
+        folder = RunFolder.open(path)
+        setup = prepare(folder.config(), Watcher())
+        for task in range(1, len(setup.tasks.tasks)):
+            new = list(setup.tasks.tasks[task])
+            logits, truth = see(setup, folder, task, setup.dataset.val, list(range(len(setup.dataset.val.stems))))
+            called = logits.argmax(1)
+            claimed = torch.isin(called, torch.tensor(new))
+            kinds = {"right": called == truth, "future": truth > max(new), "ground": truth == 0}
+            shares = (f"{name} {(claimed & kind).sum() / claimed.sum():.2f}" for name, kind in kinds.items())
+            print(f"{path} task {task}: {', '.join(shares)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
