@@ -193,7 +193,7 @@ class RunFolder:
 
         about = json.dumps({"format": FORMAT, "label_space": label_space.groups})
         # One key only: the library writes several in random order, and equal models would differ in their bytes.
-        data = save({k: v.contiguous() for k, v in weights.items()}, metadata={"fiss": about})
+        data = save({k: v.cpu().contiguous() for k, v in weights.items()}, metadata={"fiss": about})
         write_atomically(self._weights(name), data)
         return hashlib.sha256(data).hexdigest()
 
@@ -229,7 +229,7 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
 def config_digest(config: Config) -> str:
     """Digest of all that decides the result; where and with how many processes a run is computed does not."""
     values = to_dict(config)
-    for key in ("device", "workers"):
+    for key in ("device", "workers", "cache"):
         del values["training"][key]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

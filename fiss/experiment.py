@@ -15,10 +15,11 @@ import torch
 from fiss.checkpoint import RunFolder, State
 from fiss.config import Config
 from fiss.data.background import evaluation_table
-from fiss.data.dataset import Dataset
+from fiss.data.dataset import Dataset, Split
+from fiss.data.decoded import Decoded
 from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
-from fiss.data.transforms import View
+from fiss.data.transforms import ScoredImages, TrainingImages, View
 from fiss.data.world import Plan, Presence, joint_plan, make_plan
 from fiss.engines.inprocess import InProcess
 from fiss.errors import UserError
@@ -29,9 +30,9 @@ from fiss.labels import LabelSpace, TaskStream
 from fiss.metrics import iou, summary
 from fiss.models.segmenter import Segmenter, build, check_spec, check_weights
 from fiss.rng import address
-from fiss.training.batches import steps_per_epoch
+from fiss.training.batches import Reader, steps_per_epoch
 from fiss.training.evaluate import evaluate
-from fiss.training.fit import pick_device, place
+from fiss.training.fit import Trainer, compiles, pick_device, place
 from fiss.watch import Watcher
 
 
@@ -59,15 +60,26 @@ class Setup:
         """What a client owns during a task."""
         config, holding = self.config, self.plan.holdings[task, client]
         labelled = holding.classes if config.world.own_labels else self.tasks.tasks[task]
-        return Site(
-            self.dataset.train,
-            self.dataset.classes,
-            holding.images,
-            labelled,
-            config.augment,
-            config.training,
-            config.seed,
-        )
+        return Site(self.dataset.classes, holding.images, labelled, config.seed)
+
+    @cached_property
+    def decoded(self) -> tuple[Split, Split]:
+        """Both splits, kept in memory once read; validation images, which are all read in every round, first."""
+        most = int(self.config.training.cache * 2**30)
+        val = Decoded(self.dataset.val, self.val.sizes, most)
+        return Decoded(self.dataset.train, self.train.sizes, most - val.bytes_kept), val
+
+    @cached_property
+    def training_images(self) -> Reader:
+        """Reads augmented images."""
+        images = TrainingImages(self.decoded[0], self.config.augment)
+        return Reader(images, self.config.training.workers, self.device.type == "cuda")
+
+    @cached_property
+    def scored_images(self) -> Reader:
+        """Reads images to score."""
+        images = ScoredImages(self.decoded[1], self.config.evaluation.size)
+        return Reader(images, self.config.training.workers, self.device.type == "cuda")
 
     def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
         """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
@@ -76,6 +88,8 @@ class Setup:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(address(self.config.seed, "wire"))
             self.config.method.wire(model)
+        if compiles(self.config.training, self.device):
+            model.compile()
         return place(model, self.device)
 
     @cached_property
@@ -208,7 +222,8 @@ def _go_on(
     next_round = state.next_round if state else 0
     if not student.taps:
         watcher.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
-    engine = InProcess(setup.site, config.method, student, teacher, memories, watcher)
+    trainer = Trainer(student, teacher, setup.training_images, config.training)
+    engine = InProcess(setup.site, config.method, trainer, memories, watcher)
     turns = setup.plan.turns[next_round:]
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
     began = monotonic()
@@ -301,7 +316,7 @@ def score_record(
     images = scored_images(view, dataset.classes, label_space, setup.val.presence)
     matrix = evaluate(
         model,
-        dataset.val,
+        setup.scored_images,
         images,
         setup.val.sizes,
         evaluation_table(dataset.classes, label_space),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
+from fiss.sums import add_up
 
 Scores = dict[str, float | None]
 
@@ -19,9 +20,7 @@ def confusion(predicted_BHW: Tensor, labels_BHW: Tensor, channels: int) -> Tenso
     valid = labels_BHW != IGNORE
     pairs = labels_BHW.long() * channels + predicted_BHW.long()
     pairs = torch.where(valid, pairs, channels * channels)  # one more bin for the ignored: no sync as a mask would need
-    counts = torch.zeros(channels * channels + 1, dtype=torch.long, device=labels_BHW.device)
-    counts.scatter_add_(0, pairs.flatten(), torch.ones_like(pairs.flatten()))
-    return counts[:-1].view(channels, channels)
+    return add_up(pairs.flatten(), channels * channels + 1)[:-1].view(channels, channels)
 
 
 def iou(matrix_CC: Tensor) -> list[float | None]:

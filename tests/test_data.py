@@ -1,6 +1,7 @@
 import os
 import re
 from dataclasses import replace
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from conftest import make_ade, make_folder, make_voc, mask, picture, save
 from PIL import Image
 
 from fiss.data import index as indexing
+from fiss.data.decoded import Decoded
 from fiss.data.index import build, check
 from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.errors import UserError
@@ -219,3 +221,60 @@ def test_bad_class_files(tmp_path):
         (root / "classes.txt").write_text(text)
         with pytest.raises(UserError, match="different class names"):
             open_dataset(DataSpec("folder", str(root)))
+
+
+class Counted:
+    """Five images of different sizes; counts how often each is read."""
+
+    name, stems = "train", tuple("abcde")
+    sizes = np.array([[4, 6], [5, 5], [3, 8], [6, 6], [2, 2]])
+
+    def __init__(self):
+        self.reads = []
+
+    def read(self, i):
+        self.reads.append(i)
+        height, width = self.sizes[i]
+        return np.full((height, width, 3), i + 1, np.uint8), np.full((height, width), 10 + i, np.uint8)
+
+    def fingerprint(self):
+        return "counted"
+
+
+def test_decoded_images_are_read_once_as_far_as_they_fit():
+    split = Counted()
+    decoded = Decoded(split, split.sizes, 4 * (24 + 25 + 24) + 5)  # three fit, the fourth does not
+    assert decoded.bytes_kept == 4 * (24 + 25 + 24)
+    assert (decoded.name, decoded.stems, decoded.fingerprint()) == ("train", split.stems, "counted")
+    for _ in range(3):
+        for i in (4, 2, 0, 3, 1):
+            image, mask = decoded.read(i)
+            assert (image.shape, mask.shape) == ((*split.sizes[i], 3), tuple(split.sizes[i]))
+            assert (image == i + 1).all()
+            assert (mask == 10 + i).all()
+    assert sorted(split.reads) == [0, 1, 2, 3, 3, 3, 4, 4, 4]
+    none = Decoded(split, split.sizes, 0)
+    assert none.bytes_kept == 0
+    assert (none.read(0)[0] == 1).all()
+
+
+def test_decoded_images_are_shared_with_forked_processes():
+    split = Counted()
+    decoded = Decoded(split, split.sizes, 10**6)
+    child = get_context("fork").Process(target=decoded.read, args=(1,))
+    child.start()
+    child.join()
+    image, _ = decoded.read(1)
+    assert (image == 2).all()
+    assert split.reads == []  # the child has read it
+    with pytest.raises(ValueError, match="read-only"):
+        image[0] = 0
+
+
+def test_a_file_that_changed_its_size_is_read_as_it_is():
+    split = Counted()
+    decoded = Decoded(split, split.sizes + 1, 10**6)
+    for _ in range(2):
+        image, mask = decoded.read(3)
+        assert image.shape == (6, 6, 3)
+        assert (mask == 13).all()

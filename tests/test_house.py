@@ -13,7 +13,7 @@ from fiss.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 LEVELS = [
-    {"errors", "rng", "watch"},
+    {"errors", "fuse", "rng", "sums", "watch"},
     {"labels"},
     {"data", "models", "losses", "metrics"},
     {"methods"},

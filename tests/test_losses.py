@@ -9,7 +9,9 @@ import torch
 
 from fiss.labels import LabelSpace
 from fiss.losses import compensation, distillation, pod, pseudo, relation
-from fiss.losses.segmentation import cross_entropy
+from fiss.losses.segmentation import cross_entropy, pixel_cross_entropy
+from fiss.models.segmenter import Output
+from fiss.sums import add_up, class_sums, means
 
 CASES = {
     #                (B, H, W), groups (classes per task), teacher's groups
@@ -70,6 +72,10 @@ def make(name):
     return Case(logits, teacher, labels, groups, old, space)
 
 
+def log_p(logits):
+    return logits.log_softmax(1)
+
+
 def near(value, expected):
     assert math.isfinite(float(value))
     assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -86,15 +92,17 @@ def check_gradient(function, logits):
 @pytest.mark.parametrize("name", CASES)
 def test_cross_entropy(name, over):
     case = make(name)
-    near(cross_entropy(case.logits, case.labels, over), slow.cross_entropy(case.logits, case.labels, over))
-    check_gradient(lambda z: cross_entropy(z, case.labels, over), case.logits)
+    near(cross_entropy(log_p(case.logits), case.labels, over), slow.cross_entropy(case.logits, case.labels, over))
+    check_gradient(lambda z: cross_entropy(log_p(z), case.labels, over), case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_logit_distillation(name):
     case = make(name)
-    near(distillation.logit_distillation(case.logits, case.teacher), slow.logit_distillation(case.logits, case.teacher))
-    check_gradient(lambda z: distillation.logit_distillation(z, case.teacher), case.logits)
+    teacher = log_p(case.teacher)
+    value = distillation.logit_distillation(log_p(case.logits), teacher)
+    near(value, slow.logit_distillation(case.logits, case.teacher))
+    check_gradient(lambda z: distillation.logit_distillation(log_p(z), teacher), case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,9 +118,9 @@ def test_feature_distillation(name):
 @pytest.mark.parametrize("name", CASES)
 def test_unbiased_cross_entropy(name, over):
     case = make(name)
-    value = distillation.unbiased_cross_entropy(case.logits, case.labels, case.old, over)
+    value = distillation.unbiased_cross_entropy(log_p(case.logits), case.labels, case.old, over)
     near(value, slow.unbiased_cross_entropy(case.logits, case.labels, case.old, over))
-    check_gradient(lambda z: distillation.unbiased_cross_entropy(z, case.labels, case.old, over), case.logits)
+    check_gradient(lambda z: distillation.unbiased_cross_entropy(log_p(z), case.labels, case.old, over), case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,17 +128,18 @@ def test_unbiased_cross_entropy_without_old_classes_is_cross_entropy(name):
     case = make(name)
     for old in (0, 1):
         near(
-            distillation.unbiased_cross_entropy(case.logits, case.labels, old),
-            float(cross_entropy(case.logits, case.labels)),
+            distillation.unbiased_cross_entropy(log_p(case.logits), case.labels, old),
+            float(cross_entropy(log_p(case.logits), case.labels)),
         )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_unbiased_distillation(name):
     case = make(name)
-    value = distillation.unbiased_distillation(case.logits, case.teacher)
+    teacher = log_p(case.teacher)
+    value = distillation.unbiased_distillation(log_p(case.logits), teacher)
     near(value, slow.unbiased_distillation(case.logits, case.teacher))
-    check_gradient(lambda z: distillation.unbiased_distillation(z, case.teacher), case.logits)
+    check_gradient(lambda z: distillation.unbiased_distillation(log_p(z), teacher), case.logits)
 
 
 def test_unbiased_distillation_is_least_for_the_grown_teacher():
@@ -141,12 +150,12 @@ def test_unbiased_distillation_is_least_for_the_grown_teacher():
     grown[:, 0] -= math.log(new + 1)
     grown[:, case.old :] -= math.log(new + 1)
     grown.requires_grad_()
-    least = distillation.unbiased_distillation(grown, case.teacher)
+    least = distillation.unbiased_distillation(log_p(grown), log_p(case.teacher))
     (gradient,) = torch.autograd.grad(least, grown)
     assert gradient.abs().max() < 1e-12
     for seed in range(20):
         step = torch.randn(grown.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        assert distillation.unbiased_distillation(grown + 0.1 * step, case.teacher) > least
+        assert distillation.unbiased_distillation(log_p(grown + 0.1 * step), log_p(case.teacher)) > least
 
 
 MAPS = {
@@ -185,8 +194,8 @@ def test_folded_logits():
 @pytest.mark.parametrize("name", CASES)
 def test_entropies(name):
     case = make(name)
-    ours = pseudo.entropy(case.teacher)
-    theirs = pseudo.published_entropy(case.teacher, case.channels)
+    ours = pseudo.entropy(log_p(case.teacher))
+    theirs = pseudo.published_entropy(log_p(case.teacher), case.channels)
     for p in slow.pixels(case.labels):
         near(ours[p], slow.entropy(case.teacher, *p))
         near(theirs[p], slow.published_entropy(case.teacher, case.channels, *p))
@@ -294,14 +303,32 @@ def test_pseudo_labels_by_hand():
     assert pseudo.pseudo_labels(labels, classes, accepted, 0).flatten().tolist() == [1, 0, 0, 5, 255, 0]
     assert pseudo.accepted_share(labels, accepted).tolist() == pytest.approx([2 / 4], abs=1e-6)
     assert pseudo.accepted_share(labels * 0 + 5, accepted).tolist() == [0.0]
-    assert pseudo.by_class(accepted.flatten(), classes.flatten(), 3).tolist() == [1, 3, 0]
+    counts = pseudo.offered_and_accepted(labels, classes, accepted, 3)
+    assert counts.tolist() == [[2, 1, 1], [1, 1, 0]]
+
+
+def gradients(case):
+    pixels = pixel_cross_entropy(log_p(case.logits), case.labels)
+    return compensation.gradients(pixels, case.labels, exact(case))
+
+
+def exact(case):
+    """The table of exponents in float64."""
+    table = compensation.exponents(case.channels, case.old, case.labels.device).double()
+    assert table[1 : case.old].tolist() == pytest.approx([case.exponent] * (case.old - 1))
+    table[1 : case.old] = case.exponent
+    return table
+
+
+def balance(case, g):
+    return compensation.balance(g, case.labels, compensation.groups_of(case.space, g.device))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_balanced_weights(name):
     case = make(name)
-    g = compensation.gradients(case.logits, case.labels, case.old, case.exponent)
-    weights = compensation.balanced_weights(g, case.labels, case.space)
+    g = gradients(case)
+    weights = compensation.balanced_weights(g, case.labels, balance(case, g))
     expected = slow.balanced_weights(case.logits, case.labels, case.old, case.exponent, case.groups)
     for p in slow.pixels(case.labels):
         near(g[p], slow.gradient(case.logits, case.labels, case.old, case.exponent, *p))
@@ -325,8 +352,17 @@ def test_with_one_group_and_equal_gradients_compensation_is_cross_entropy():
     logits[:, 1] = 1.0
     labels = torch.ones(2, 3, 3, dtype=torch.uint8)
     space = LabelSpace((("a", "b", "c"),))
-    weights = compensation.balanced_weights(compensation.gradients(logits, labels, 4, 0.5), labels, space)
+    table = compensation.exponents(4, 4, logits.device)
+    g = compensation.gradients(pixel_cross_entropy(log_p(logits), labels), labels, table)
+    mean = compensation.balance(g, labels, compensation.groups_of(space, logits.device))
+    weights = compensation.balanced_weights(g, labels, mean)
     assert torch.allclose(weights, torch.ones_like(weights))
+
+
+def target_prototypes(case, how):
+    mean = balance(case, gradients(case))
+    target = relation.relation_targets(relation.prototypes(case.teacher.softmax(1), case.labels, mean.count_C), how)
+    return target * (mean.count_C > 0)[:, None]  # rows of classes without pixels are not looked at
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -334,12 +370,13 @@ def test_with_one_group_and_equal_gradients_compensation_is_cross_entropy():
 @pytest.mark.parametrize("name", [n for n in CASES if n != "many"])
 def test_relation_consistency(name, how, background):
     case = make(name)
-    target = relation.relation_targets(case.teacher, case.labels, case.channels, how)
-    assert torch.allclose(target.sum(1), torch.ones_like(target[:, 0]))
-    g = compensation.gradients(case.logits, case.labels, case.old, case.exponent)
+    mean = balance(case, gradients(case))
+    target = target_prototypes(case, how)
+    assert torch.allclose(target.sum(1), (mean.count_C > 0).double())
+    teacher = log_p(case.teacher)
 
     def value(z):
-        return relation.relation_consistency(z, target, case.labels, g, case.space, 10.0, background)
+        return relation.relation_consistency(log_p(z), teacher, case.labels, mean, how, 10.0, background)
 
     if name == "certain":  # probabilities of exactly 0: large, and finite
         assert torch.isfinite(value(case.logits))
@@ -351,21 +388,23 @@ def test_relation_consistency(name, how, background):
 
 def test_the_largest_class_weight_is_bounded():
     case = make("random")
-    target = relation.relation_targets(case.teacher, case.labels, case.channels, "moved")
-    g = compensation.gradients(case.logits, case.labels, case.old, case.exponent)
-    values = [
-        float(relation.relation_consistency(case.logits, target, case.labels, g, case.space, m, False))
-        for m in (0.1, 10.0)
-    ]
+    mean = balance(case, gradients(case))
+    arguments = log_p(case.logits), log_p(case.teacher), case.labels, mean, "moved"
+    values = [float(relation.relation_consistency(*arguments, most, False)) for most in (0.1, 10.0)]
     assert values[0] < values[1]
 
 
 def test_relation_consistency_is_zero_for_a_student_that_agrees():
     case = make("random")
-    target = relation.relation_targets(case.teacher, case.labels, case.channels, "moved")
-    logits = target.clamp(min=1e-30).log()
-    g = torch.ones(case.labels.shape, dtype=torch.float64)
-    assert abs(float(relation.relation_consistency(logits, target, case.labels, g, case.space, 10.0, True))) < 1e-9
+    new = torch.arange(case.old, case.channels)
+    p = torch.zeros_like(case.logits)  # at each pixel the teacher's distribution, its background moved where it is new
+    p[:, : case.old] = case.teacher.softmax(1)
+    for c in new:
+        here = case.labels == c
+        p[:, c][here], p[:, 0][here] = p[:, 0][here], 0.0
+    mean = balance(case, torch.ones(case.labels.shape, dtype=torch.float64))
+    arguments = p.clamp(min=1e-30).log(), log_p(case.teacher), case.labels, mean, "moved"
+    assert abs(float(relation.relation_consistency(*arguments, 10.0, True))) < 1e-9
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("many", "certain")])
@@ -376,17 +415,18 @@ def test_published_relation_terms(name):
     for p in slow.pixels(case.labels):
         weights[p] = expected[p]
     near(
-        relation.published_confidence(case.logits, case.teacher, case.labels, weights),
+        relation.published_confidence(log_p(case.logits), log_p(case.teacher), case.labels, weights),
         slow.published_confidence(case.logits, case.teacher, case.labels, expected),
     )
     near(
-        relation.published_soft_labels(case.logits, case.teacher, case.labels),
+        relation.published_soft_labels(log_p(case.logits), case.teacher, case.labels),
         slow.published_soft_labels(case.logits, case.teacher, case.labels),
     )
-    near(relation.published_entropy_term(case.logits), slow.published_entropy_term(case.logits))
-    check_gradient(lambda z: relation.published_confidence(z, case.teacher, case.labels, weights), case.logits)
-    check_gradient(lambda z: relation.published_soft_labels(z, case.teacher, case.labels), case.logits)
-    check_gradient(relation.published_entropy_term, case.logits)
+    near(relation.published_entropy_term(log_p(case.logits)), slow.published_entropy_term(case.logits))
+    teacher = log_p(case.teacher)
+    check_gradient(lambda z: relation.published_confidence(log_p(z), teacher, case.labels, weights), case.logits)
+    check_gradient(lambda z: relation.published_soft_labels(log_p(z), case.teacher, case.labels), case.logits)
+    check_gradient(lambda z: relation.published_entropy_term(log_p(z)), case.logits)
 
 
 def test_published_terms_are_finite_where_probabilities_are_0_or_1():
@@ -394,9 +434,9 @@ def test_published_terms_are_finite_where_probabilities_are_0_or_1():
     logits = case.logits.requires_grad_()
     weights = compensation.published_weights(logits, case.labels, case.space, case.old)
     total = (
-        relation.published_confidence(logits, case.teacher, case.labels, weights)
-        + relation.published_soft_labels(logits, case.teacher, case.labels)
-        + relation.published_entropy_term(logits)
+        relation.published_confidence(log_p(logits), log_p(case.teacher), case.labels, weights)
+        + relation.published_soft_labels(log_p(logits), case.teacher, case.labels)
+        + relation.published_entropy_term(log_p(logits))
     )
     (gradient,) = torch.autograd.grad(total, logits)
     assert torch.isfinite(total)
@@ -406,21 +446,24 @@ def test_published_terms_are_finite_where_probabilities_are_0_or_1():
 def test_weights_and_targets_carry_no_gradient():
     case = make("random")
     logits, teacher = case.logits.requires_grad_(), case.teacher.requires_grad_()
-    g = compensation.gradients(logits, case.labels, case.old, case.exponent)
+    g = gradients(case)
+    mean = balance(case, g)
     for tensor in (
         g,
-        compensation.balanced_weights(g, case.labels, case.space),
+        mean.class_C,
+        mean.group_C,
+        compensation.balanced_weights(g, case.labels, mean),
         compensation.published_weights(logits, case.labels, case.space, case.old),
-        relation.relation_targets(teacher, case.labels, case.channels, "moved"),
-        pseudo.entropy(logits),
+        pseudo.entropy(log_p(logits)),
     ):
         assert not tensor.requires_grad
     total = (
-        distillation.logit_distillation(logits, teacher)
-        + distillation.unbiased_distillation(logits, teacher)
+        distillation.logit_distillation(log_p(logits), log_p(teacher))
+        + distillation.unbiased_distillation(log_p(logits), log_p(teacher))
+        + relation.relation_consistency(log_p(logits), log_p(teacher), case.labels, mean, "moved", 10.0, False)
         + distillation.feature_distillation(logits[:, :1], teacher[:, :1])
         + pod.local_pod(logits[:, :1], teacher[:, :1]).sum()
-        + relation.published_soft_labels(logits, teacher, case.labels)
+        + relation.published_soft_labels(log_p(logits), teacher, case.labels)
     )
     total.backward()
     assert logits.grad is not None
@@ -430,17 +473,37 @@ def test_weights_and_targets_carry_no_gradient():
 def test_half_precision_is_widened():
     case = make("random")
     half, teacher = case.logits.bfloat16(), case.teacher.bfloat16()
-    g = compensation.gradients(half, case.labels, case.old, 0.5)
-    target = relation.relation_targets(teacher, case.labels, case.channels, "moved")
+    output = Output(half, half, half, half, ())
+    assert output.log_p_BCHW.dtype == torch.float32
+    assert output.log_p_BCHW is output.log_p_BCHW  # computed once
+    assert torch.equal(output.log_p_BCHW, half.float().log_softmax(1))
     for value in (
-        cross_entropy(half, case.labels),
-        distillation.logit_distillation(half, teacher),
-        distillation.unbiased_cross_entropy(half, case.labels, case.old),
-        distillation.unbiased_distillation(half, teacher),
+        distillation.feature_distillation(half, half * 0.5),
         pod.local_pod(half, half * 0.5).sum(),
         pod.spatial_cube(half, half * 0.5).sum(),
-        g.sum(),
-        relation.relation_consistency(half, target, case.labels, g, case.space, 10.0, False),
+        pod.channel_cube(half, half * 0.5).sum(),
+        compensation.published_weights(half, case.labels, case.space, case.old).sum(),
+        relation.published_soft_labels(output.log_p_BCHW, teacher, case.labels),
+        class_sums(half, case.labels, case.channels).sum(),
     ):
         assert value.dtype == torch.float32
         assert torch.isfinite(value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_over_pixels(name):
+    case = make(name)
+    expected = torch.zeros(case.channels, case.old, dtype=torch.float64)
+    for b, y, x in slow.pixels(case.labels):
+        if case.labels[b, y, x] != 255:
+            expected[case.labels[b, y, x].long()] += case.teacher[b, :, y, x]
+    assert torch.allclose(class_sums(case.teacher, case.labels, case.channels), expected)
+    mix = torch.randn(case.channels, case.old, dtype=torch.float64)
+    check_gradient(lambda z: (class_sums(z, case.labels, case.channels) * mix).sum(), case.teacher)
+    values, labels = case.logits[:, 0].flatten(), case.labels.flatten()
+    mean, count = means(values, labels, case.channels)
+    for c in range(case.channels):
+        own = values[labels == c]
+        near(mean[c], float(own.mean()) if len(own) else 0.0)
+        assert count[c] == len(own)
+    assert add_up(labels, 256).tolist() == torch.bincount(labels, minlength=256).tolist()

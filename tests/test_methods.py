@@ -261,7 +261,7 @@ def test_plops_factor_multiplies_an_image():
     assert (factor < 1).all()
     from fiss.losses.segmentation import pixel_cross_entropy
 
-    pixels = pixel_cross_entropy(step.student.logits_BCHW, labels).detach()
+    pixels = pixel_cross_entropy(step.student.log_p_BCHW, labels).detach()
     expected = sum(float(pixels[b].sum() * factor[b]) for b in range(2)) / labels.numel()
     assert method.losses(replace(step, state={}))["segmentation"].item() == pytest.approx(expected, rel=1e-5)
 

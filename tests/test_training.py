@@ -7,18 +7,18 @@ import torch
 from conftest import TINY_NETWORK
 
 from fiss.data import shapes
-from fiss.data.transforms import AugmentSpec
+from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer
+from fiss.federation.client import Site, answer, batches
 from fiss.federation.messages import Memory, Order, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.models.classifier import grow
 from fiss.models.segmenter import build
-from fiss.training.batches import epoch_batches, steps_per_epoch
+from fiss.training.batches import Reader, epoch_batches, steps_per_epoch
 from fiss.training.evaluate import EvaluationSpec, evaluate
-from fiss.training.fit import TrainingSpec, pick_device
+from fiss.training.fit import Trainer, TrainingSpec, pick_device
 from fiss.training.schedule import rate_at
 from fiss.watch import Watcher
 
@@ -26,9 +26,18 @@ SPACE = LabelSpace((shapes.CLASSES[:3],))
 DATA = shapes.load(12, 4, 32, 0)
 
 
-def site(images, **changes):
-    spec = TrainingSpec(**{"epochs": 1, "batch": 4, "device": "cpu", **changes})
-    return Site(DATA.train, DATA.classes, images, (1, 2, 3), AugmentSpec(crop=32), spec, 0)
+def training(**changes):
+    return TrainingSpec(**{"epochs": 1, "batch": 4, "device": "cpu", **changes})
+
+
+def tell(order, images, model, method=None, memory=None, teacher=None, spec=None, watcher=None, crop=32):
+    """The client that holds these images answers an order."""
+    site = Site(DATA.classes, images, (1, 2, 3), 0)
+    method, spec = method or Finetune(), spec or training()
+    trainer = Trainer(model, teacher, Reader(TrainingImages(DATA.train, AugmentSpec(crop=crop)), 0, False), spec)
+    for epoch in batches(order, site, method, spec):
+        trainer.reader.ask(epoch)
+    return answer(order, memory or Memory(), site, method, trainer, watcher or Watcher())
 
 
 def order(model, task=0, rounds_left=5, round_=0, **changes):
@@ -56,7 +65,7 @@ def test_the_published_check_values():
 def test_a_client_in_every_round_follows_one_curve(model):
     memory, rates = Memory(), []
     for r in range(5):
-        reply, memory = answer(order(model, 0, 5 - r, r), memory, site(range(8)), Finetune(), model, None, Watcher())
+        reply, memory = tell(order(model, 0, 5 - r, r), range(8), model, memory=memory)
         rates.append(memory.rate)
         assert reply.transition == (r == 0)
     assert rates == pytest.approx([0.01 * (1 - (r + 1) / 5) ** 0.9 for r in range(5)], abs=1e-12)
@@ -65,21 +74,21 @@ def test_a_client_in_every_round_follows_one_curve(model):
 
 
 def test_a_client_that_sat_out_goes_on_where_it_stopped(model):
-    _, memory = answer(order(model, 0, 5), Memory(), site(range(8)), Finetune(), model, None, Watcher())
+    _, memory = tell(order(model, 0, 5), range(8), model)
     seen = []
 
     class Rates(Watcher):
         def client(self, client, steps):
             seen.append(steps)
 
-    _, later = answer(order(model, 0, 2, 3), memory, site(range(8)), Finetune(), model, None, Rates())
+    _, later = tell(order(model, 0, 2, 3), range(8), model, memory=memory, watcher=Rates())
     assert seen == [2]
     assert later.rate == pytest.approx(memory.rate * 0.5**0.9)
 
 
 def test_a_new_task_starts_the_later_rate_and_forgets_the_epochs(model):
-    _, memory = answer(order(model), Memory(), site(range(8)), Finetune(), model, None, Watcher())
-    reply, memory = answer(order(model, 1), memory, site(range(8)), Finetune(), model, None, Watcher())
+    _, memory = tell(order(model), range(8), model)
+    reply, memory = tell(order(model, 1), range(8), model, memory=memory)
     assert reply.transition
     assert memory == Memory(1, pytest.approx(0.001 * 0.8**0.9), 1, None, "task-0")
 
@@ -108,20 +117,20 @@ def test_epochs_are_shuffled_by_their_address():
 
 @pytest.mark.parametrize("images", [1, 2, 3])
 def test_clients_smaller_than_a_batch_train(model, images):
-    reply, _ = answer(order(model), Memory(), site(range(images)), Finetune(), model, None, Watcher())
+    reply, _ = tell(order(model), range(images), model)
     assert reply.steps == 1
     assert reply.images == images
     assert all(torch.isfinite(t).all() for t in reply.weights.values())
 
 
 def test_a_client_without_images_sends_nothing(model):
-    reply, memory = answer(order(model), Memory(), site(()), Finetune(), model, None, Watcher())
+    reply, memory = tell(order(model), (), model)
     assert (reply.images, reply.steps, reply.weights) == (0, 0, {})
     assert memory.task == 0
 
 
 def test_a_fixed_number_of_steps(model):
-    reply, memory = answer(order(model, steps=5), Memory(), site(range(8)), Finetune(), model, None, Watcher())
+    reply, memory = tell(order(model, steps=5), range(8), model)
     assert reply.steps == 5
     assert memory.epochs == 3
 
@@ -130,15 +139,7 @@ def test_every_round_has_an_order_of_its_own(model):
     """The same client on the same data: another round, other batches; the same round, the same weights."""
     replies = []
     for round_ in (1, 1, 2):
-        reply, _ = answer(
-            order(model, 0, 5, round_),
-            Memory(),
-            site(range(12)),
-            Finetune(),
-            build(TINY_NETWORK, SPACE.sizes, 0),
-            None,
-            Watcher(),
-        )
+        reply, _ = tell(order(model, 0, 5, round_), range(12), build(TINY_NETWORK, SPACE.sizes, 0))
         replies.append(reply.weights["classifier.groups.0.weight"])
     assert torch.equal(replies[0], replies[1])
     assert not torch.equal(replies[0], replies[2])
@@ -151,14 +152,13 @@ def test_dropout_draws_from_an_address_too():
     for noise in (1, 2):
         torch.manual_seed(noise)
         dropping = build(spec, SPACE.sizes, 0)
-        reply, _ = answer(order(dropping), Memory(), site(range(8)), Finetune(), dropping, None, Watcher())
+        reply, _ = tell(order(dropping), range(8), dropping)
         results.append(reply.weights["classifier.groups.0.weight"])
     assert torch.equal(*results)
 
 
 def test_crops_that_the_network_cannot_take_are_padded(model):
     assert model.divisor == 8
-    odd = replace(site(range(4)), augment=AugmentSpec(crop=30))
     sizes = []
 
     @dataclass(frozen=True)
@@ -167,14 +167,13 @@ def test_crops_that_the_network_cannot_take_are_padded(model):
             sizes.append((tuple(step.labels_BHW.shape[1:]), int((step.labels_BHW == 255).sum())))
             return super().first_losses(step)
 
-    answer(order(model), Memory(), odd, Watched(), model, None, Watcher())
+    tell(order(model), range(4), model, Watched(), crop=30)
     assert sizes == [((32, 32), 4 * (32 * 32 - 30 * 30))]
 
 
 def test_sgd_with_nesterov_by_hand(model):
     """Two steps of the loop equal two steps written out."""
     frozen = replace(TrainingSpec(), batch=4, epochs=2, weight_decay=0.1, batch_statistics="kept_out", device="cpu")
-    spec = Site(DATA.train, DATA.classes, range(4), (1, 2, 3), AugmentSpec(crop=32), frozen, 0)
     before = {k: v.clone() for k, v in model.weights().items()}
     seen = []
 
@@ -187,7 +186,7 @@ def test_sgd_with_nesterov_by_hand(model):
             seen.append(dict(zip(parameters, grads, strict=True)))
             return terms
 
-    reply, _ = answer(order(model, 0, 1), Memory(), spec, Watched(), model, None, Watcher())
+    reply, _ = tell(order(model, 0, 1), range(4), model, Watched(), spec=frozen)
     name = "classifier.groups.0.weight"
     weight, velocity = before[name].double(), torch.zeros_like(before[name]).double()
     for step, grads in enumerate(seen):
@@ -202,7 +201,7 @@ def test_sgd_with_nesterov_by_hand(model):
 
 def test_batch_statistics_are_trained_when_averaged(model):
     before = model.weights()
-    reply, _ = answer(order(model), Memory(), site(range(8)), Finetune(), model, None, Watcher())
+    reply, _ = tell(order(model), range(8), model)
     assert not torch.equal(reply.weights["encoder.bn1.running_mean"], before["encoder.bn1.running_mean"])
 
 
@@ -225,7 +224,7 @@ def test_the_teacher_is_the_model_from_before_the_task(model):
     grown = SPACE.grow(shapes.CLASSES[3:5])
     sent = Order(0, 5, 1, 5, grown, grow(snapshot.weights, 2, "background", 0), snapshot)
     teacher = build(TINY_NETWORK, SPACE.sizes, 9)
-    reply, memory = answer(sent, Memory(), site(range(8)), Taught(), model, teacher, Watcher())
+    reply, memory = tell(sent, range(8), model, Taught(), teacher=teacher)
     assert memory.teacher == "task-0"
     assert reply.losses["distillation"] > 0
     assert {channels for _, channels in seen} == {4}
@@ -239,9 +238,10 @@ def test_evaluation_counts_every_pixel_once(model):
     table = np.zeros(256, np.uint8)
     table[1], table[255] = 1, 255
     sizes = np.full((4, 2), 32)
+    reader = Reader(ScoredImages(DATA.val, 32), 0, False)
     for view in ("published", "full"):
         spec = EvaluationSpec(size=32, batch=3)
-        matrix = evaluate(model, DATA.val, range(4), sizes, table, view, spec, TrainingSpec(device="cpu"), Watcher())
+        matrix = evaluate(model, reader, range(4), sizes, table, view, spec, training(), Watcher())
         assert int(matrix.sum()) == 4 * 32 * 32
         assert int(matrix[1].sum()) == sum(int((DATA.val.read(i)[1] == 1).sum()) for i in range(4))
 
@@ -259,9 +259,8 @@ def test_full_images_of_odd_sizes_are_padded_not_cut(model):
 
     table = np.arange(256, dtype=np.uint8)
     sizes = np.array([[30, 41], [33, 41], [30, 41]])
-    matrix = evaluate(
-        model, Odd(), range(3), sizes, table, "full", EvaluationSpec(batch=2), TrainingSpec(device="cpu"), Watcher()
-    )
+    reader = Reader(ScoredImages(Odd(), 32), 0, False)
+    matrix = evaluate(model, reader, range(3), sizes, table, "full", EvaluationSpec(batch=2), training(), Watcher())
     assert int(matrix.sum()) == int(matrix[1].sum()) == (30 + 33 + 30) * 41
 
 
@@ -277,7 +276,7 @@ def test_devices():
 
 
 def test_bfloat16_trains_on_the_cpu_too(model):
-    reply, _ = answer(order(model), Memory(), site(range(8), precision="bfloat16"), Finetune(), model, None, Watcher())
+    reply, _ = tell(order(model), range(8), model, spec=training(precision="bfloat16"))
     assert reply.weights["encoder.conv1.weight"].dtype == torch.float32
     assert reply.losses["segmentation"] > 0
 

@@ -1,12 +1,12 @@
+import os
+
 import numpy as np
 import pytest
 import torch
 
-from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
+from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise, stack
 from fiss.errors import UserError
-from fiss.training.batches import epoch_batches, load
-
-IDENTITY = np.arange(256, dtype=np.uint8)
+from fiss.training.batches import Reader, epoch_batches
 
 
 class Coded:
@@ -23,7 +23,7 @@ class Coded:
 
 
 def test_image_and_mask_are_cut_alike():
-    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=64))
+    data = TrainingImages(Coded(), AugmentSpec(crop=64))
     flips = 0
     for key in range(40):
         image, mask = data[0, key]
@@ -36,7 +36,7 @@ def test_image_and_mask_are_cut_alike():
 
 
 def test_a_sample_depends_on_its_key_alone():
-    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=32))
+    data = TrainingImages(Coded(), AugmentSpec(crop=32))
     before = torch.get_rng_state()
     first = data[0, 5]
     assert torch.equal(torch.get_rng_state(), before)
@@ -55,7 +55,7 @@ def test_areas_and_aspects_are_the_published_ones():
             y, x = np.mgrid[0:200, 0:200]
             return np.stack([y, x, x], 2).astype(np.uint8), np.zeros((200, 200), np.uint8)
 
-    data = TrainingImages(Ramp(), IDENTITY, AugmentSpec(crop=50, flip=0.0))
+    data = TrainingImages(Ramp(), AugmentSpec(crop=50, flip=0.0))
     areas, aspects = [], []
     for key in range(300):
         image, _ = data[0, key]
@@ -69,22 +69,15 @@ def test_areas_and_aspects_are_the_published_ones():
     assert 1.25 < max(aspects) < 1.4
 
 
-def test_the_mask_goes_through_the_table():
-    table = np.zeros(256, np.uint8)
-    table[9], table[255] = 4, 255
-    _, mask = TrainingImages(Coded(), table, AugmentSpec(crop=64))[0, 0]
-    assert set(mask.unique().tolist()) <= {0, 4}
-
-
 def test_the_published_view_is_a_centre_crop_and_the_full_one_is_not():
-    image, mask = ScoredImages(Coded(), IDENTITY, "published", 32)[0]
+    image, mask = ScoredImages(Coded(), 32)[0, "published"]
     assert image.shape == (3, 32, 32)
     assert mask.shape == (32, 32)
     # 64 x 80 is resized to 32 x 40, blocks become 4 x 5, and four columns fall off at each side
     assert mask[0].tolist() == [(x + 4) // 5 for x in range(32)]
     assert mask[:, 1].tolist() == [8 * (y // 4) + 1 for y in range(32)]
     assert (image[0].float() - mask.float()).abs().median() <= 1
-    full_image, full_mask = ScoredImages(Coded(), IDENTITY, "full", 32)[0]
+    full_image, full_mask = ScoredImages(Coded(), 32)[0, "full"]
     assert full_image.shape == (3, 64, 80)
     assert torch.equal(full_mask, torch.from_numpy(Coded().read(0)[1]))
 
@@ -99,12 +92,12 @@ def test_masks_are_resized_as_pillow_does():
             return np.stack([mask] * 3, 2), mask
 
     for size in (32, 100):
-        _, mask = ScoredImages(Odd(), IDENTITY, "published", size)[0]
+        _, mask = ScoredImages(Odd(), size)[0, "published"]
         expected = np.asarray(Image.fromarray(Odd().read(0)[1]).resize((size, size), Image.Resampling.NEAREST))
         assert (mask.numpy() == expected).all()
     for key in range(10):  # a part of the image, cut out and resized
-        whole = TrainingImages(Odd(), IDENTITY, AugmentSpec(crop=63, flip=0.0))
-        part = TrainingImages(Odd(), IDENTITY, AugmentSpec(crop=40, flip=0.0))
+        whole = TrainingImages(Odd(), AugmentSpec(crop=63, flip=0.0))
+        part = TrainingImages(Odd(), AugmentSpec(crop=40, flip=0.0))
         torch.default_generator.manual_seed(key)
         box = whole.part.make_params([torch.zeros(3, 63, 63)])
         cut = Odd().read(0)[1][box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
@@ -119,13 +112,39 @@ def test_normalise_is_imagenets():
 
 
 def test_batches_are_the_same_with_workers():
-    data = TrainingImages(Coded(), IDENTITY, AugmentSpec(crop=32))
-    batches = epoch_batches(range(5), 2, False, 0, "x")
-    alone, helped = list(load(data, batches, 0, False)), list(load(data, batches, 2, False))
-    assert len(alone) == len(helped) == 2
-    for (a, b), (c, d) in zip(alone, helped, strict=True):
-        assert torch.equal(a, c)
-        assert torch.equal(b, d)
+    data = TrainingImages(Coded(), AugmentSpec(crop=32))
+    epochs = [epoch_batches(range(5), 2, False, 0, f"epoch {e}") for e in range(4)]
+    expected = [stack([data[sample] for sample in batch]) for epoch in epochs for batch in epoch]
+    for workers in (0, 2):
+        reader, seen = Reader(data, workers, False), []
+        for epoch in epochs[:2]:
+            reader.ask(epoch)
+        seen += [next(reader) for _ in range(3)]
+        reader.ask(epochs[2])  # while the second is being read
+        seen += [next(reader) for _ in range(3)]
+        with pytest.raises(StopIteration):
+            next(reader)
+        reader.ask(epochs[3])  # after all was read
+        seen += list(reader)
+        assert len(seen) == len(expected) == 8
+        for (a, b), (c, d) in zip(seen, expected, strict=True):
+            assert torch.equal(a, c)
+            assert torch.equal(b, d)
+
+
+def test_workers_live_as_long_as_the_reader():
+    class Whose(Coded):
+        def read(self, i):
+            return np.full((8, 8, 3), os.getpid() % 256, np.uint8), np.full((8, 8), os.getpid() // 256 % 256, np.uint8)
+
+    reader = Reader(TrainingImages(Whose(), AugmentSpec(crop=16)), 1, False)
+    seen = set()
+    for _ in range(3):
+        reader.ask([[(0, 0), (0, 1)]])
+        images, masks = next(reader)
+        seen.add((int(images[0, 0, 0, 0]), int(masks[0, 0, 0])))
+    assert len(seen) == 1
+    assert seen != {(os.getpid() % 256, os.getpid() // 256 % 256)}
 
 
 @pytest.mark.parametrize("changes", [{"crop": 4}, {"scale": (0.0, 1.0)}, {"ratio": (2.0, 1.0)}, {"flip": 1.5}])

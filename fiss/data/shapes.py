@@ -7,7 +7,7 @@ is a class of another.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -121,13 +121,12 @@ def draw(seed: int, split: str, number: int, size: int) -> tuple[Bytes, Bytes]:
 
 @dataclass(frozen=True)
 class ShapesSplit:
-    """Images drawn when first asked for, then kept."""
+    """Images drawn when asked for."""
 
     name: str
     count: int
     size: int
     seed: int
-    _drawn: dict[int, tuple[Bytes, Bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stems(self) -> Sequence[str]:
@@ -136,9 +135,7 @@ class ShapesSplit:
 
     def read(self, i: int) -> tuple[Bytes, Bytes]:
         """Image and mask."""
-        if i not in self._drawn:
-            self._drawn[i] = draw(self.seed, self.name, i, self.size)
-        return self._drawn[i]
+        return draw(self.seed, self.name, i, self.size)
 
     def fingerprint(self) -> str:
         """The same parameters draw the same images."""

@@ -7,6 +7,7 @@ them there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -15,7 +16,6 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
-from fiss.data.background import Table
 from fiss.data.dataset import Split
 from fiss.errors import UserError
 
@@ -54,15 +54,15 @@ class AugmentSpec:
 
 
 class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
-    """Augmented images as bytes (3, crop, crop) and masks of channels (crop, crop), by (index, key)."""
+    """Augmented images as bytes (3, crop, crop) and masks of ids (crop, crop), by (index, key)."""
 
-    def __init__(self, split: Split, table: Table, spec: AugmentSpec) -> None:
-        self.split, self.table, self.spec = split, table, spec
+    def __init__(self, split: Split, spec: AugmentSpec) -> None:
+        self.split, self.spec = split, spec
         self.part = v2.RandomResizedCrop((spec.crop, spec.crop), spec.scale, spec.ratio)
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor]:
         index, key = sample
-        image, mask = _tensors(self.split, index, self.table)
+        image, mask = _tensors(self.split, index)
         before = torch.get_rng_state()
         torch.default_generator.manual_seed(key)
         part = self.part.make_params([image])
@@ -75,31 +75,39 @@ class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
 
 
 class ScoredImages(TorchDataset[tuple[Tensor, Tensor]]):
-    """Images to score: `published` (shorter side resized, centre crop of image and mask) or `full`, as they are."""
+    """Images to score, by (index, view): `published` (shorter side resized, centre crop of image and mask) or `full`,
+    as they are; masks of ids."""
 
-    def __init__(self, split: Split, table: Table, view: View, size: int) -> None:
-        self.split, self.table, self.view, self.size = split, table, view, size
+    def __init__(self, split: Split, size: int) -> None:
+        self.split, self.size = split, size
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image, mask = _tensors(self.split, index, self.table)
-        if self.view == "published":
+    def __getitem__(self, sample: tuple[int, View]) -> tuple[Tensor, Tensor]:
+        index, view = sample
+        image, mask = _tensors(self.split, index)
+        if view == "published":
             size = [self.size]
             image = F.center_crop(F.resize(image, size, interpolation=BILINEAR, antialias=True), size)
             mask = F.center_crop(F.resize(mask, size, interpolation=NEAREST), size)
         return image, mask[0]
 
 
-def _tensors(split: Split, index: int, table: Table) -> tuple[Tensor, Tensor]:
-    """Image (3, H, W) and mask of channels (1, H, W), as bytes."""
+def _tensors(split: Split, index: int) -> tuple[Tensor, Tensor]:
+    """Image (3, H, W) and mask of ids (1, H, W), as bytes."""
     image, mask = split.read(index)
-    return torch.tensor(image).permute(2, 0, 1), torch.from_numpy(table[mask])[None]
+    return torch.tensor(image).permute(2, 0, 1), torch.tensor(mask)[None]
 
 
 def normalise(images_BCHW: Tensor) -> Tensor:
-    """Bytes to floats with ImageNet's mean and deviation, on whatever device the images are."""
-    mean = torch.tensor(MEAN, device=images_BCHW.device).view(3, 1, 1) * 255
-    std = torch.tensor(STD, device=images_BCHW.device).view(3, 1, 1) * 255
-    return (images_BCHW.float() - mean) / std
+    """Bytes to floats with ImageNet's mean and deviation, channels last, on whatever device the images are."""
+    mean, std = _statistics(images_BCHW.device)
+    return (images_BCHW.contiguous(memory_format=torch.channels_last).float() - mean) / std
+
+
+@lru_cache(maxsize=8)
+def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept on the device: a copy in every step would wait for it."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) * 255 for values in (MEAN, STD))
+    return mean, std
 
 
 def stack(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

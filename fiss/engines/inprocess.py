@@ -1,11 +1,11 @@
-"""Simulation: all clients in this process, one after another, with one student and one teacher network between them."""
+"""Simulation: all clients in this process, one after another, with one trainer between them."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from fiss.federation.client import Site, answer
+from fiss.federation.client import Site, answer, batches
 from fiss.federation.messages import Memory, Order, Reply
 from fiss.methods.base import Method
-from fiss.models.segmenter import Segmenter
+from fiss.training.fit import Trainer
 from fiss.watch import Watcher
 
 
@@ -16,21 +16,22 @@ class InProcess:
         self,
         site: Callable[[int, int], Site],
         method: Method,
-        student: Segmenter,
-        teacher: Segmenter | None,
+        trainer: Trainer,
         memories: dict[int, Memory],
         watcher: Watcher,
     ) -> None:
-        self.site, self.method = site, method
-        self.student, self.teacher = student, teacher
+        self.site, self.method, self.trainer = site, method, trainer
         self.memories, self.watcher = memories, watcher
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Each client in turn."""
-        for order in orders:
+        """Each client in turn; what they will all read is asked for at once, so that nobody waits for the first
+        images."""
+        sites = [self.site(order.task, order.client) for order in orders]
+        for order, site in zip(orders, sites, strict=True):
+            for epoch in batches(order, site, self.method, self.trainer.spec):
+                self.trainer.reader.ask(epoch)
+        for order, site in zip(orders, sites, strict=True):
             memory = self.memories.get(order.client, Memory())
-            site = self.site(order.task, order.client)
-            reply, self.memories[order.client] = answer(
-                order, memory, site, self.method, self.student, self.teacher, self.watcher
-            )
+            reply, self.memories[order.client] = answer(order, memory, site, self.method, self.trainer, self.watcher)
             yield reply
+            del reply  # its weights are the server's now; they are not kept while the next one trains

@@ -4,11 +4,12 @@ Every reply is checked against what was sent (names, shapes, types, finite value
 named.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fiss.errors import UserError
 from fiss.federation.messages import Reply
@@ -25,50 +26,70 @@ class FederationSpec:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The next global model, and who did not take part in it."""
+    """The next global model, what came in besides weights, and who did not take part."""
 
     weights: Weights
+    replies: tuple[Reply, ...]
+    """Without their weights, by client."""
     refused: dict[int, str]
     """Why, by client."""
 
 
-def aggregate(sent: Weights, replies: Iterable[Reply], weighting: Literal["uniform", "images"]) -> Aggregated:
-    """Mean of the accepted replies in float64, summed in the order of the clients' numbers.
+def aggregate(
+    sent: Weights,
+    replies: Iterable[Reply],
+    weighting: Literal["uniform", "images"],
+    asked: Iterable[int] = (),
+) -> Aggregated:
+    """Mean of the accepted replies in float64, added up in the order of the clients' numbers.
 
-    Whole-number buffers (BatchNorm's counters) take the largest value. Clients without images do not count. With no
-    accepted reply the model stays as it was, unless replies were refused: then there is nothing to go on with, and it
-    is an error.
+    A reply is added and let go as soon as those before it in `asked` are there, so that one model is held besides the
+    sum, not one per client. Whole-number buffers (BatchNorm's counters) take the largest value. Clients without
+    images do not count. With no accepted reply the model stays as it was, unless replies were refused: then there is
+    nothing to go on with, and it is an error.
     """
     refused: dict[int, str] = {}
-    accepted: list[Reply] = []
-    for reply in sorted(replies, key=lambda r: r.client):
+    light: list[Reply] = []
+    total: Weights = {}
+    amounts = 0
+    for reply in _in_order(replies, sorted(asked)):
+        light.append(replace(reply, weights={}))
         if reply.images == 0:
             continue
         if problem := _problem(sent, reply.weights):
             refused[reply.client] = problem
-        else:
-            accepted.append(reply)
-    if not accepted:
-        if refused:
-            reasons = "; ".join(f"client {client}: {why}" for client, why in refused.items())
-            raise UserError(f"Every update of this round was refused, the model stays as it was before it. {reasons}")
-        return Aggregated(sent, refused)
-    shares = _shares(accepted, weighting)
-    return Aggregated({name: _mean([r.weights[name] for r in accepted], shares) for name in sent}, refused)
+            continue
+        amount = reply.images if weighting == "images" else 1
+        amounts += amount
+        for name, tensor in reply.weights.items():
+            if not tensor.is_floating_point():
+                total[name] = torch.maximum(total[name], tensor) if name in total else tensor
+            elif name in total:
+                total[name].add_(tensor, alpha=amount)
+            else:
+                total[name] = tensor.double() * amount
+        del reply
+    if not amounts and refused:
+        reasons = "; ".join(f"client {client}: {why}" for client, why in refused.items())
+        raise UserError(f"Every update of this round was refused, the model stays as it was before it. {reasons}")
+    mean = {name: _divided(total.pop(name), amounts, sent[name]) for name in sent} if amounts else sent
+    return Aggregated(mean, tuple(light), refused)
 
 
-def _shares(replies: Sequence[Reply], weighting: Literal["uniform", "images"]) -> list[float]:
-    amounts = [reply.images if weighting == "images" else 1 for reply in replies]
-    return [amount / sum(amounts) for amount in amounts]
+def _in_order(replies: Iterable[Reply], asked: list[int]) -> Iterator[Reply]:
+    """The replies by client's number; one that comes early waits for those before it."""
+    early: dict[int, Reply] = {}
+    for reply in replies:
+        early[reply.client] = reply
+        del reply
+        while asked and asked[0] in early:
+            yield early.pop(asked.pop(0))
+    for client in sorted(early):
+        yield early.pop(client)
 
 
-def _mean(tensors: Sequence[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
-    if not tensors[0].is_floating_point():
-        return torch.stack(list(tensors)).amax(0)
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
-    for tensor, share in zip(tensors, shares, strict=True):
-        total.add_(tensor, alpha=share)
-    return total.to(tensors[0].dtype)
+def _divided(total: Tensor, amounts: int, like: Tensor) -> Tensor:
+    return total.div_(amounts).to(like.dtype) if like.is_floating_point() else total
 
 
 def _problem(sent: Weights, got: Weights) -> str | None:
@@ -79,6 +100,6 @@ def _problem(sent: Weights, got: Weights) -> str | None:
         if tensor.shape != sent[name].shape or tensor.dtype != sent[name].dtype:
             was, now = sent[name], tensor
             return f"{name} is {now.dtype} {tuple(now.shape)}, sent as {was.dtype} {tuple(was.shape)}"
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"{name} has values that are not finite"
-    return None
+    floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
+    finite = torch.stack([torch.isfinite(got[name]).all() for name in floats]).tolist()  # one wait for all of them
+    return f"{floats[finite.index(False)]} has values that are not finite" if not all(finite) else None

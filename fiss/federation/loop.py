@@ -75,15 +75,13 @@ def run(
                 server.teacher,
                 turn.steps,
             )
-            for client in turn.selected
+            for client in sorted(turn.selected)
         ]
-        replies = list(engine.ask(orders))
-        result = aggregate(server.weights, replies, spec.weighting)
+        result = aggregate(server.weights, engine.ask(orders), spec.weighting, turn.selected)
         for client, why in result.refused.items():
             watcher.notice(f"round {turn.round}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
-        light = tuple(replace(reply, weights={}) for reply in sorted(replies, key=lambda r: r.client))
-        yield Round(turn, server, light, result.refused)
+        yield Round(turn, server, result.replies, result.refused)
 
 
 def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:

@@ -8,52 +8,66 @@ weight between groups.
 B batch, C classes, H W pixels, G groups (group 0 is the background, group 1 the first task), N pixels.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.losses.segmentation import wide
+from fiss.sums import means
 
 EPSILON = 1e-8
 
 
-def group_table(label_space: LabelSpace, device: torch.device) -> Tensor:
-    """Group of each channel, (256,); 0 is the background, and ignored pixels have a group of their own, the last."""
-    table = torch.full((256,), len(label_space.groups) + 1, dtype=torch.long)
-    table[BACKGROUND] = 0
-    for group in range(len(label_space.groups)):
-        table[list(label_space.group_channels(group))] = group + 1
+@lru_cache(maxsize=8)
+def groups_of(label_space: LabelSpace, device: torch.device) -> Tensor:
+    """Group of each channel, (C,); 0 is the background. Kept on the device: a copy in every step would wait for it."""
+    sizes = [1, *(len(group) for group in label_space.groups)]
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
+
+
+@lru_cache(maxsize=8)
+def exponents(channels: int, old: int, device: torch.device) -> Tensor:
+    """What the gradient of each channel's pixels is raised to, (C + 1,): old classes to their share of all classes.
+    The last is for ignored pixels."""
+    table = torch.ones(channels + 1)
+    table[BACKGROUND + 1 : old] = (old - 1) / (channels - 1)
     return table.to(device)
 
 
-def means(values_N: Tensor, index_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean of the values with each index below `count`, 0 where there are none; and how many there are."""
-    totals = torch.zeros(count, dtype=values_N.dtype, device=values_N.device)
-    counts = torch.zeros(count, dtype=values_N.dtype, device=values_N.device)
-    inside = index_N < count
-    place = torch.where(inside, index_N, torch.zeros_like(index_N))
-    totals.scatter_add_(0, place, torch.where(inside, values_N, torch.zeros_like(values_N)))
-    counts.scatter_add_(0, place, inside.to(values_N.dtype))
-    return totals / counts.clamp(min=1), counts
+def gradients(pixels_BHW: Tensor, labels_BHW: Tensor, exponents_C: Tensor) -> Tensor:
+    """Equations 3 and 4 from each pixel's cross-entropy -log p(label): |p(label) - 1|, raised to the exponent of its
+    label; 0 where ignored, (B, H, W)."""
+    exponent = exponents_C[labels_BHW.clamp(max=len(exponents_C) - 1).int()]
+    return (-torch.expm1(-pixels_BHW.detach())).pow(exponent)
 
 
-def gradients(logits_BCHW: Tensor, labels_BHW: Tensor, old: int, exponent: float) -> Tensor:
-    """Equations 3 and 4: |p(label) - 1|, raised to `exponent` where the label is an old class; 0 where ignored, (B,
-    H, W)."""
-    p = _at_label(wide(logits_BCHW).detach().softmax(1), labels_BHW)
-    gradient = (1 - p).clamp(min=0)
-    is_old = (labels_BHW > BACKGROUND) & (labels_BHW < old)
-    gradient = torch.where(is_old, gradient.pow(exponent), gradient)
-    return torch.where(labels_BHW == IGNORE, torch.zeros_like(gradient), gradient)
+@dataclass(frozen=True)
+class Balance:
+    """How large the gradients of a batch are, by class and by group."""
+
+    class_C: Tensor
+    """Mean gradient of each class's pixels, 0 without any."""
+    group_C: Tensor
+    """Mean gradient of the group that the class is in."""
+    count_C: Tensor
+    """Pixels of each class."""
 
 
-def balanced_weights(gradients_BHW: Tensor, labels_BHW: Tensor, label_space: LabelSpace) -> Tensor:
+def balance(gradients_BHW: Tensor, labels_BHW: Tensor, group_C: Tensor) -> Balance:
+    """One sum over the pixels gives the means of classes and, from these, of groups; `group_C` as `groups_of` it."""
+    mean_C, count_C = means(gradients_BHW.flatten(), labels_BHW.flatten(), len(group_C))
+    total_G = torch.zeros_like(mean_C).scatter_add(0, group_C, mean_C * count_C)  # never more groups than channels
+    count_G = torch.zeros_like(count_C).scatter_add(0, group_C, count_C)
+    return Balance(mean_C, (total_G / count_G.clamp(min=1))[group_C], count_C)
+
+
+def balanced_weights(gradients_BHW: Tensor, labels_BHW: Tensor, balance: Balance) -> Tensor:
     """Equations 5 and 6: each pixel's gradient by the mean of its group, (B, H, W)."""
-    groups = group_table(label_space, labels_BHW.device)[labels_BHW.long()]
-    count = len(label_space.groups) + 1
-    mean_G, _ = means(gradients_BHW.flatten(), groups.flatten(), count)
-    mean_G = torch.cat([mean_G, mean_G.new_ones(1)])  # ignored pixels: their gradient is 0 anyway
-    return gradients_BHW / (mean_G[groups] + EPSILON)
+    divisor = torch.cat([balance.group_C + EPSILON, balance.group_C.new_ones(1)])  # ignored pixels: 0 anyway
+    return gradients_BHW / divisor[labels_BHW.clamp(max=len(balance.group_C)).int()]
 
 
 def published_weights(logits_BCHW: Tensor, labels_BHW: Tensor, label_space: LabelSpace, old: int) -> Tensor:
@@ -65,9 +79,8 @@ def published_weights(logits_BCHW: Tensor, labels_BHW: Tensor, label_space: Labe
     """
     exponent = old / logits_BCHW.shape[1]
     g = (1 - _at_label(wide(logits_BCHW).detach().sigmoid(), labels_BHW)).clamp(min=0).pow(exponent)
-    groups = (group_table(label_space, labels_BHW.device)[labels_BHW.long()] - 1).clamp(
-        min=0
-    )  # background joins task 0
+    group_C = (groups_of(label_space, labels_BHW.device) - 1).clamp(min=0)  # background joins task 0
+    groups = group_C[labels_BHW.clamp(max=len(group_C) - 1).int()]  # ignored pixels get weight 0 in the end
     count = len(label_space.groups)
     known = labels_BHW < old
     sums, counts = means(g.flatten(), torch.where(known, groups, count).flatten(), count)
@@ -78,7 +91,7 @@ def published_weights(logits_BCHW: Tensor, labels_BHW: Tensor, label_space: Labe
     inverse = torch.where(old_groups, inverse, torch.zeros_like(inverse))
     first = counts[:1] / sums[:1].clamp(min=EPSILON)
     factor = torch.cat([first, inverse.flip(0).cumsum(0).flip(0), g.new_zeros(1)])
-    weights = torch.where(known, g * factor[groups.clamp(max=count)], torch.ones_like(g))
+    weights = torch.where(known, g * factor[groups], torch.ones_like(g))
     return torch.where(labels_BHW == IGNORE, torch.zeros_like(g), weights)
 
 

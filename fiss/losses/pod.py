@@ -6,11 +6,13 @@ gradient at zero is zero, so a student equal to its teacher is left in peace.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fiss.fuse import fused
 from fiss.losses.segmentation import wide
 
 SCALES = (1, 2, 4)
@@ -22,40 +24,82 @@ def fold_logits(small_BChw: Tensor, old: int) -> Tensor:
     return torch.cat([small_BChw[:, :1] + small_BChw[:, old:].sum(1, keepdim=True), small_BChw[:, 1:old]], 1)
 
 
+@fused
 def local_pod(student_BDhw: Tensor, teacher_BDhw: Tensor, scales: Sequence[int] = SCALES) -> Tensor:
     """Norm of the difference of strip means of the squared maps, over scale x scale regions of each map."""
-    difference = _squared_difference(student_BDhw, teacher_BDhw)
-    parts = []
-    for scale in scales:
-        height, width = difference.shape[-2] // scale, difference.shape[-1] // scale
-        if height == 0 or width == 0:
-            continue  # a map smaller than the scale has no such regions
-        regions = difference[..., : scale * height, : scale * width]
-        regions = regions.reshape(*regions.shape[:2], scale, height, scale, width)
-        parts += [regions.mean(5).flatten(1), regions.mean(3).flatten(1)]
-    return safe_norm(torch.cat(parts, 1))
+    height, width = student_BDhw.shape[-2:]
+    scales = [scale for scale in scales if scale <= min(height, width)]  # a smaller map has no such regions
+    finest = max(scales)
+    total = torch.zeros((), dtype=wide(student_BDhw).dtype, device=student_BDhw.device)
+    if height % finest == 0 and width % finest == 0 and all(finest % scale == 0 for scale in scales):
+        rows, columns = strips(student_BDhw, teacher_BDhw, finest)  # the maps are read once: coarser strips are means
+        for scale in scales:
+            batch, _, _, depth = rows.shape
+            coarser = (
+                rows.reshape(batch, height, scale, finest // scale, depth).mean(3),
+                columns.reshape(batch, scale, finest // scale, width, depth).mean(2),
+            )
+            total = total + sum(part.square().sum((1, 2, 3)) for part in coarser)
+    else:
+        for scale in scales:
+            total = total + sum(part.square().sum((1, 2, 3)) for part in strips(student_BDhw, teacher_BDhw, scale))
+    return safe_root(total)
+
+
+def strips(student_BDhw: Tensor, teacher_BDhw: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+    """Of the difference of the squared maps, cut to scale x scale equal regions: the mean of each region's rows, (B, h,
+    scale, D), and columns, (B, scale, w, D). What does not fit is cut off."""
+    rows, columns = _Strips.apply(student_BDhw, teacher_BDhw.detach(), scale)
+    return rows, columns
+
+
+class _Strips(torch.autograd.Function):
+    """Keeps the student's map as it is, in half precision too; squares and differences are not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(student)
+        ctx.scale = scale
+        batch, depth, height, width = (*student.shape[:2], student.shape[2] // scale, student.shape[3] // scale)
+        s, t = (m[..., : scale * height, : scale * width].permute(0, 2, 3, 1) for m in (student, teacher))
+        difference = (wide(s) - t) * (wide(s) + t)
+        by_row = difference.reshape(batch, scale * height, scale, width, depth).mean(3)
+        by_column = difference.reshape(batch, scale, height, scale * width, depth).mean(2)
+        return by_row, by_column
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (student,) = ctx.saved_tensors
+        scale, (batch, depth, full_height, full_width) = ctx.scale, student.shape
+        height, width = full_height // scale, full_width // scale
+        s = student[..., : scale * height, : scale * width].permute(0, 2, 3, 1)
+        s = s.reshape(batch, scale, height, scale, width, depth)
+        by_row = gradients[0].reshape(batch, scale, height, scale, 1, depth) * (2 / width)
+        by_column = gradients[1].reshape(batch, scale, 1, scale, width, depth) * (2 / height)
+        gradient = ((by_row + by_column) * s).to(student.dtype)
+        gradient = gradient.reshape(batch, scale * height, scale * width, depth).permute(0, 3, 1, 2)
+        return F.pad(gradient, (0, full_width - scale * width, 0, full_height - scale * height)), None, None
 
 
 def spatial_cube(student_BDhw: Tensor, teacher_BDhw: Tensor, kernels: Sequence[int] = KERNELS) -> Tensor:
     """Norm of the difference of the squared maps averaged over windows of several sizes, mean over the sizes."""
     difference = _squared_difference(student_BDhw, teacher_BDhw)
     pooled = (F.avg_pool2d(difference, kernel, 1, kernel // 2) for kernel in kernels)
-    return torch.stack([safe_norm(part.flatten(1)) for part in pooled]).mean(0)
+    return torch.stack([safe_root(part.square().sum((1, 2, 3))) for part in pooled]).mean(0)
 
 
 def channel_cube(student_BDhw: Tensor, teacher_BDhw: Tensor) -> Tensor:
     """Norm of the difference of the squared maps averaged over three neighbouring channels at each position."""
     difference = _squared_difference(student_BDhw, teacher_BDhw)
     padded = F.pad(difference, (0, 0, 0, 0, 1, 1))
-    return safe_norm(((padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3).flatten(1))
+    return safe_root(((padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3).square().sum((1, 2, 3)))
 
 
 def _squared_difference(student: Tensor, teacher: Tensor) -> Tensor:
     return wide(student).square() - wide(teacher).detach().square()
 
 
-def safe_norm(vectors_BN: Tensor) -> Tensor:
-    """Euclidean norm of each row; its gradient is zero where the norm is."""
-    total = vectors_BN.square().sum(1)
-    positive = total > 0
-    return torch.where(positive, total, torch.ones_like(total)).sqrt() * positive
+def safe_root(total_B: Tensor) -> Tensor:
+    """Square root whose gradient is zero at zero."""
+    positive = total_B > 0
+    return torch.where(positive, total_B, torch.ones_like(total_B)).sqrt() * positive

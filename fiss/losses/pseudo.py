@@ -11,22 +11,24 @@ import math
 import torch
 from torch import Tensor
 
+from fiss.fuse import fused
 from fiss.labels import BACKGROUND
-from fiss.losses.segmentation import wide
+from fiss.sums import add_up
 
 BINS, LOWEST = 2048, 1e-7
 """The streamed histogram: bins spaced evenly in the logarithm of the entropy, above one for all that is smaller."""
 
 
-def entropy(logits_BCHW: Tensor) -> Tensor:
+@fused
+def entropy(log_p_BCHW: Tensor) -> Tensor:
     """-sum p ln p over the channels in nats, (B, H, W); no gradient."""
-    log_p = wide(logits_BCHW).detach().log_softmax(1)
+    log_p = log_p_BCHW.detach()
     return -(log_p.exp() * log_p).sum(1)
 
 
-def published_entropy(logits_BKHW: Tensor, channels: int) -> Tensor:
+def published_entropy(log_p_BKHW: Tensor, channels: int) -> Tensor:
     """The published code's: mean over channels, divided by ln K and by ln C, (B, H, W); at most 1 / (K ln C)."""
-    p = wide(logits_BKHW).detach().softmax(1)
+    p = log_p_BKHW.detach().exp()
     return -(p * (p + 1e-8).log()).mean(1) / (math.log(max(p.shape[1], 2)) * math.log(channels))
 
 
@@ -52,10 +54,9 @@ def edges(channels: int, device: torch.device) -> Tensor:
 def tally(entropy_N: Tensor, classes_N: Tensor, counted_N: Tensor, channels: int, edges_E: Tensor) -> Tensor:
     """Histogram of the entropies of the pixels that count, by class, (K, E)."""
     place = torch.bucketize(entropy_N.to(edges_E.dtype), edges_E, right=True).clamp(max=len(edges_E) - 1)
-    flat = torch.where(counted_N, classes_N * len(edges_E) + place, channels * len(edges_E))
-    counts = torch.zeros(channels * len(edges_E) + 1, dtype=torch.long, device=entropy_N.device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    return counts[:-1].view(channels, len(edges_E))
+    cells = channels * len(edges_E)
+    flat = torch.where(counted_N, classes_N * len(edges_E) + place, cells)  # one more cell for those that do not
+    return add_up(flat, cells + 1)[:-1].view(channels, len(edges_E))
 
 
 def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float) -> Tensor:
@@ -98,9 +99,8 @@ def published_thresholds(histogram_KE: Tensor, proportion: float) -> Tensor:
 
 def pseudo_labels(labels_BHW: Tensor, classes_BHW: Tensor, accepted_BHW: Tensor, rejected: int) -> Tensor:
     """Equation 2: background-labelled pixels take the teacher's class where accepted, `rejected` elsewhere."""
-    open_BHW = labels_BHW == BACKGROUND
-    offered = torch.where(accepted_BHW, classes_BHW.to(labels_BHW.dtype), labels_BHW.new_tensor(rejected))
-    return torch.where(open_BHW, offered, labels_BHW)
+    offered = torch.where(accepted_BHW, classes_BHW.to(labels_BHW.dtype), torch.full_like(labels_BHW, rejected))
+    return torch.where(labels_BHW == BACKGROUND, offered, labels_BHW)
 
 
 def accepted_share(labels_BHW: Tensor, accepted_BHW: Tensor) -> Tensor:
@@ -109,7 +109,8 @@ def accepted_share(labels_BHW: Tensor, accepted_BHW: Tensor) -> Tensor:
     return (accepted_BHW & open_BHW).flatten(1).sum(1) / (open_BHW.flatten(1).sum(1) + 1e-6)
 
 
-def by_class(counted_N: Tensor, classes_N: Tensor, channels: int) -> Tensor:
-    """How many of the pixels that count are of each class, (K,)."""
-    counts = torch.zeros(channels, dtype=torch.long, device=classes_N.device)
-    return counts.scatter_add_(0, classes_N, counted_N.long())
+def offered_and_accepted(labels_BHW: Tensor, classes_BHW: Tensor, accepted_BHW: Tensor, channels: int) -> Tensor:
+    """How many background-labelled pixels the teacher gives each class, and how many of them are accepted, (2, K)."""
+    kind = torch.where(labels_BHW == BACKGROUND, 2 * classes_BHW + accepted_BHW, 2 * channels)
+    rejected, accepted = add_up(kind.flatten(), 2 * channels + 1)[:-1].view(channels, 2).T
+    return torch.stack([rejected + accepted, accepted])

@@ -11,105 +11,95 @@ B batch, C classes, K channels of the teacher, H W pixels, N pixels, G groups.
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fiss.labels import BACKGROUND, IGNORE, LabelSpace
-from fiss.losses.compensation import EPSILON, group_table, means
+from fiss.labels import BACKGROUND, IGNORE
+from fiss.losses.compensation import EPSILON, Balance
 from fiss.losses.segmentation import wide
+from fiss.sums import class_sums, means
 
 Target = Literal["moved", "divided"]
 
 
-def relation_targets(teacher_BKHW: Tensor, labels_BHW: Tensor, channels: int, how: Target) -> Tensor:
-    """The relationship label as a distribution, (B, C, H, W).
+def prototypes(p_BDHW: Tensor, labels_BHW: Tensor, count_C: Tensor) -> Tensor:
+    """Mean of the distributions at the pixels of each class, (C, D)."""
+    return class_sums(p_BDHW, labels_BHW, len(count_C)) / count_C.clamp(min=1)[:, None]
 
-    The teacher's probabilities on the first K channels. At a pixel of a class the teacher lacks, `moved` gives that
-    class what the teacher called background; `divided` puts a 1 there, as the equation says, and divides by the sum.
+
+def relation_targets(teacher_CK: Tensor, how: Target) -> Tensor:
+    """The relationship labels' prototypes, (C, C), from the teacher's.
+
+    Relationship labels are the teacher's probabilities on the first K channels. At a pixel of a class that the
+    teacher lacks, `moved` gives that class what the teacher called background; `divided` puts a 1 there, as the
+    equation says, and divides by the sum. Either is the same for all pixels of a class, so it is done to the means.
     """
-    teacher = wide(teacher_BKHW).detach().softmax(1)
-    old = teacher.shape[1]
-    target = torch.cat([teacher, teacher.new_zeros(teacher.shape[0], channels - old, *teacher.shape[2:])], 1)
-    is_new = ((labels_BHW >= old) & (labels_BHW != IGNORE))[:, None]
-    place = torch.where(is_new[:, 0], labels_BHW, torch.zeros_like(labels_BHW)).long()[:, None]
+    channels, old = teacher_CK.shape
+    target = F.pad(teacher_CK, (0, channels - old))
+    one = torch.eye(channels, dtype=target.dtype, device=target.device)[old:]
     if how == "divided":
-        one_hot = torch.zeros_like(target).scatter_(1, place, is_new.to(target.dtype))
-        return (target + one_hot) / (1 + is_new.to(target.dtype))
-    background = target[:, :1]
-    kept = torch.cat([torch.where(is_new, torch.zeros_like(background), background), target[:, 1:]], 1)
-    return kept.scatter_add(1, place, torch.where(is_new, background, torch.zeros_like(background)))
+        new = (target[old:] + one) / 2
+    else:
+        new = target[old:] + target[old:, :1] * one
+        new = torch.cat([torch.zeros_like(new[:, :1]), new[:, 1:]], 1)
+    return torch.cat([target[:old], new])
 
 
 def relation_consistency(
-    logits_BCHW: Tensor,
-    target_BCHW: Tensor,
+    log_p_BCHW: Tensor,
+    teacher_log_p_BKHW: Tensor,
     labels_BHW: Tensor,
-    gradients_BHW: Tensor,
-    label_space: LabelSpace,
+    balance: Balance,
+    how: Target,
     most: float,
     background: bool,
 ) -> Tensor:
     """Equation 9: sum over the classes present of weight * KL(target prototype, prototype), by their number.
 
-    The weight of a class is the mean gradient of its pixels by that of its task's, at most `most`; it carries no
+    The weight of a class is the mean gradient of its pixels by that of its group's, at most `most`; it carries no
     gradient.
     """
-    channels = logits_BCHW.shape[1]
-    p = wide(logits_BCHW).softmax(1)
-    labels = labels_BHW.long().flatten()
-    member_CN = (labels == torch.arange(channels, device=labels.device)[:, None]).to(p.dtype)
-    count_C = member_CN.sum(1)
-    share_CN = member_CN / count_C.clamp(min=1)[:, None]
-    prototype_CC = share_CN @ p.transpose(0, 1).flatten(1).T
-    target_CC = share_CN @ target_BCHW.transpose(0, 1).flatten(1).T.to(p.dtype)
+    prototype_CC = prototypes(log_p_BCHW.exp(), labels_BHW, balance.count_C)
+    target_CC = relation_targets(prototypes(teacher_log_p_BKHW.detach().exp(), labels_BHW, balance.count_C), how)
     divergence_C = (torch.xlogy(target_CC, target_CC) - target_CC * prototype_CC.clamp(min=1e-12).log()).sum(1)
-    present = count_C > 0
-    if not background:
-        present = present & (torch.arange(channels, device=labels.device) != BACKGROUND)
-    weight_C = _class_weights(gradients_BHW, labels_BHW, label_space, channels, most)
-    terms = torch.where(present, weight_C * divergence_C, torch.zeros_like(divergence_C))
+    first = 0 if background else BACKGROUND + 1
+    present = balance.count_C[first:] > 0
+    weight = (balance.class_C / (balance.group_C + EPSILON)).clamp(max=most)[first:]
+    terms = torch.where(present, weight * divergence_C[first:], torch.zeros_like(weight))
     return terms.sum() / present.sum().clamp(min=1)
 
 
-def _class_weights(
-    gradients: Tensor, labels_BHW: Tensor, label_space: LabelSpace, channels: int, most: float
+def published_confidence(
+    log_p_BCHW: Tensor, teacher_log_p_BKHW: Tensor, labels_BHW: Tensor, weights_BHW: Tensor
 ) -> Tensor:
-    labels, values = labels_BHW.long().flatten(), gradients.flatten()
-    table = group_table(label_space, labels.device)
-    by_class, _ = means(values, labels, channels)
-    by_group, _ = means(values, table[labels], len(label_space.groups) + 1)
-    return (by_class / (by_group[table[:channels]] + EPSILON)).clamp(max=most).detach()
-
-
-def published_confidence(logits_BCHW: Tensor, teacher_BKHW: Tensor, labels_BHW: Tensor, weights_BHW: Tensor) -> Tensor:
     """Published: mean over classes of |v a - v b|; a and b are mean confidences, v the mean weight of the class's
     pixels.
 
     a runs over the pixels that the student calls k, b over those labelled k (the teacher's confidence there); each is
     0 for a class without such pixels. Only a carries a gradient.
     """
-    channels = logits_BCHW.shape[1]
-    confidence, called = wide(logits_BCHW).softmax(1).max(1)
+    channels = log_p_BCHW.shape[1]
+    confidence, called = log_p_BCHW.max(1)
     labels = labels_BHW.long().flatten()
-    a, _ = means(confidence.flatten(), called.flatten(), channels)
-    b, _ = means(wide(teacher_BKHW).detach().softmax(1).amax(1).flatten(), labels, channels)
+    a, _ = means(confidence.exp().flatten(), called.flatten(), channels)
+    b, _ = means(teacher_log_p_BKHW.detach().amax(1).exp().flatten(), labels, channels)
     v, _ = means(weights_BHW.detach().flatten(), labels, channels)
     return (v * a - v * b).abs().mean()
 
 
-def published_soft_labels(logits_BCHW: Tensor, teacher_BKHW: Tensor, labels_BHW: Tensor) -> Tensor:
-    """Published: -mean over pixels and channels of softmax(t) * log softmax(z).
+def published_soft_labels(log_p_BCHW: Tensor, teacher_BKHW: Tensor, labels_BHW: Tensor) -> Tensor:
+    """Published: -mean over pixels and channels of softmax(t) * log p.
 
     t is the one-hot label (nothing where ignored) with the teacher's sigmoids on the first K channels of every pixel.
     """
-    z, teacher = wide(logits_BCHW), wide(teacher_BKHW).detach().sigmoid()
+    teacher = wide(teacher_BKHW).detach().sigmoid()
     valid = labels_BHW != IGNORE
     place = torch.where(valid, labels_BHW, torch.zeros_like(labels_BHW)).long()[:, None]
-    one_hot = torch.zeros_like(z).scatter_(1, place, valid[:, None].to(z.dtype))
+    one_hot = torch.zeros_like(log_p_BCHW).scatter_(1, place, valid[:, None].to(log_p_BCHW.dtype))
     target = torch.cat([teacher, one_hot[:, teacher.shape[1] :]], 1).softmax(1)
-    return -(target * z.log_softmax(1)).mean()
+    return -(target * log_p_BCHW).mean()
 
 
-def published_entropy_term(logits_BCHW: Tensor) -> Tensor:
+def published_entropy_term(log_p_BCHW: Tensor) -> Tensor:
     """Published: -mean over pixels and channels of p ln p; here finite where p is 0."""
-    log_p = wide(logits_BCHW).log_softmax(1)
-    return -(log_p.exp() * log_p).mean()
+    return -(log_p_BCHW.exp() * log_p_BCHW).mean()

@@ -1,5 +1,7 @@
 """Equation 1: cross-entropy over the labelled pixels.
 
+Losses take log-probabilities, which are computed once per network and batch (`Output.log_p_BCHW`).
+
 B batch, C classes, H W pixels.
 """
 
@@ -24,11 +26,11 @@ def pixel_mean(values_BHW: Tensor, labels_BHW: Tensor, over: Over) -> Tensor:
     return values_BHW.sum() / count
 
 
-def pixel_cross_entropy(logits_BCHW: Tensor, labels_BHW: Tensor) -> Tensor:
+def pixel_cross_entropy(log_p_BCHW: Tensor, labels_BHW: Tensor) -> Tensor:
     """-log p(label) of each pixel, 0 where ignored, (B, H, W)."""
-    return F.cross_entropy(wide(logits_BCHW), labels_BHW.long(), ignore_index=IGNORE, reduction="none")
+    return F.nll_loss(log_p_BCHW, labels_BHW.long(), ignore_index=IGNORE, reduction="none")
 
 
-def cross_entropy(logits_BCHW: Tensor, labels_BHW: Tensor, over: Over = "all") -> Tensor:
+def cross_entropy(log_p_BCHW: Tensor, labels_BHW: Tensor, over: Over = "all") -> Tensor:
     """Mean of -log p(label), ignored pixels counting nothing: over all pixels, as published, or over the valid ones."""
-    return pixel_mean(pixel_cross_entropy(logits_BCHW, labels_BHW), labels_BHW, over)
+    return pixel_mean(pixel_cross_entropy(log_p_BCHW, labels_BHW), labels_BHW, over)

@@ -57,7 +57,7 @@ class Method(ABC):
 
     def first_losses(self, step: Step) -> dict[str, Tensor]:
         """Equation 1, the objective while there is nothing to forget: plain cross-entropy."""
-        return {"segmentation": cross_entropy(step.student.logits_BCHW, step.labels_BHW, self.mean_over)}
+        return {"segmentation": cross_entropy(step.student.log_p_BCHW, step.labels_BHW, self.mean_over)}
 
     @property
     def looks(self) -> bool:

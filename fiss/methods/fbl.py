@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fiss.losses import relation
-from fiss.losses.compensation import balanced_weights, gradients, published_weights
+from fiss.losses.balanced import balanced_losses
+from fiss.losses.compensation import exponents, groups_of, published_weights
 from fiss.losses.pod import local_pod
-from fiss.losses.segmentation import pixel_cross_entropy, pixel_mean
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
 from fiss.methods.pseudo import PseudoLabelled
@@ -67,31 +67,36 @@ class FBL(PseudoLabelled):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Equation 10: compensation + 0.5 relation consistency + POD."""
         assert step.teacher is not None
-        logits, taught, old = step.student.logits_BCHW, step.teacher.logits_BCHW, step.teacher_channels
-        space = step.label_space
+        log_p, taught, old = step.student.log_p_BCHW, step.teacher.log_p_BCHW, step.teacher_channels
+        space, device = step.label_space, log_p.device
         labels, factor = self.relabel(step)
-        pixels = pixel_cross_entropy(logits, labels)
-        gradient = gradients(logits, labels, old, (old - 1) / (space.channels - 1))
+        given = None
         if self.weights == "one":
-            weights = torch.ones_like(pixels)
-        elif self.weights == "balanced":
-            weights = balanced_weights(gradient, labels, space)
-        else:
-            weights = published_weights(logits, labels, space, old)
-        weighted = pixels * weights * factor[:, None, None]
-        terms = {"compensation": pixel_mean(weighted, labels, self.mean_over)}
-        if self.relations == "prototypes":
-            target = relation.relation_targets(taught, labels, space.channels, self.relation_target)
-            consistency = relation.relation_consistency(
-                logits, target, labels, gradient, space, self.most_relation, self.relation_background
-            )
+            given = torch.ones_like(labels, dtype=log_p.dtype)
+        elif self.weights == "published":
+            given = published_weights(step.student.logits_BCHW, labels, space, old)
+        compensation, consistency, weights = balanced_losses(
+            log_p,
+            taught,
+            labels,
+            factor,
+            given,
+            groups_of(space, device),
+            exponents(space.channels, old, device),
+            self.mean_over,
+            self.relation_target if self.relations == "prototypes" else None,
+            self.most_relation,
+            self.relation_background,
+        )
+        terms = {"compensation": compensation}
+        if self.relations == "published":
+            consistency = relation.published_confidence(log_p, taught, labels, weights)
+        if self.relations != "none":
             terms["relation"] = self.relation_weight * consistency
-        elif self.relations == "published":
-            terms["relation"] = self.relation_weight * relation.published_confidence(logits, taught, labels, weights)
         if self.soft_labels:
-            terms["soft"] = self.soft_labels * relation.published_soft_labels(logits, taught, labels)
+            terms["soft"] = self.soft_labels * relation.published_soft_labels(log_p, step.teacher.logits_BCHW, labels)
         if self.entropy_term:
-            terms["entropy"] = self.entropy_term * relation.published_entropy_term(logits)
+            terms["entropy"] = self.entropy_term * relation.published_entropy_term(log_p)
         if self.pod_features or self.pod_logits:
             maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
             terms["pod"] = weighted_distance(step, local_pod, maps, self.pod_scheduled)

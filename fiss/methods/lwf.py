@@ -22,5 +22,5 @@ class LwF(Method):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Cross-entropy + weight * distillation."""
         assert step.teacher is not None
-        kept = logit_distillation(step.student.logits_BCHW, step.teacher.logits_BCHW)
+        kept = logit_distillation(step.student.log_p_BCHW, step.teacher.log_p_BCHW)
         return self.first_losses(step) | {"distillation": self.distillation * kept}

@@ -27,10 +27,10 @@ class MiB(Method):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Unbiased cross-entropy + weight * unbiased distillation."""
         assert step.teacher is not None
-        logits = step.student.logits_BCHW
-        kept = unbiased_distillation(logits, step.teacher.logits_BCHW)
+        log_p = step.student.log_p_BCHW
+        kept = unbiased_distillation(log_p, step.teacher.log_p_BCHW)
         return {
-            "segmentation": unbiased_cross_entropy(logits, step.labels_BHW, step.teacher_channels, self.mean_over),
+            "segmentation": unbiased_cross_entropy(log_p, step.labels_BHW, step.teacher_channels, self.mean_over),
             "distillation": self.distillation * kept,
         }
 

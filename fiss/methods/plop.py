@@ -26,7 +26,7 @@ class PLOP(PseudoLabelled):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Cross-entropy on pseudo labels + POD."""
         labels, factor = self.relabel(step)
-        pixels = pixel_cross_entropy(step.student.logits_BCHW, labels) * factor[:, None, None]
+        pixels = pixel_cross_entropy(step.student.log_p_BCHW, labels) * factor[:, None, None]
         maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
         return {
             "segmentation": pixel_mean(pixels, labels, self.mean_over),

@@ -1,5 +1,6 @@
 """Pseudo labels from the teacher, as PLOP and FBL share them: which background pixels become an old class again."""
 
+import math
 from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -65,19 +66,17 @@ class PseudoLabelled(Method, ABC):
         assert step.teacher is not None
         labels, state = step.labels_BHW, step.state
         entropy, classes = self._entropy(step), self._classes(step)
-        is_open = labels == BACKGROUND
         if self.thresholds == "constant":
-            accepted = step.teacher.logits_BCHW.float().softmax(1).amax(1) > self.constant
+            accepted = step.teacher.log_p_BCHW.amax(1) > math.log(self.constant)
         else:
             threshold = self._thresholds(step, entropy, classes)[classes]
             accepted = entropy < threshold if self.thresholds == "published" else entropy <= threshold
         if not self.background_quantile:
             accepted = accepted | (classes == BACKGROUND)
         share = pseudo.accepted_share(labels, accepted)
-        for name, pixels in (("offered", is_open), ("accepted", is_open & accepted)):
-            counts = pseudo.by_class(pixels.flatten(), classes.flatten(), step.teacher_channels)
-            by_epoch = state.setdefault(name, {})
-            by_epoch[step.epoch] = by_epoch.get(step.epoch, 0) + counts
+        by_epoch = state.setdefault("counts", {})
+        counts = pseudo.offered_and_accepted(labels, classes, accepted, step.teacher_channels)
+        by_epoch[step.epoch] = by_epoch.get(step.epoch, 0) + counts
         given = pseudo.pseudo_labels(labels, classes, accepted, IGNORE if self.rejected == "ignore" else BACKGROUND)
         return given, share if self.share_factor else torch.ones_like(share)
 
@@ -89,23 +88,25 @@ class PseudoLabelled(Method, ABC):
                 {
                     "epoch": epoch,
                     "asked": self.proportion(epoch),
-                    "offered": dict(zip(names, offered.tolist(), strict=False)),
-                    "accepted": dict(zip(names, state["accepted"][epoch].tolist(), strict=False)),
+                    "offered": dict(zip(names, offered, strict=False)),
+                    "accepted": dict(zip(names, accepted, strict=False)),
                 }
-                for epoch, offered in state.get("offered", {}).items()
+                for epoch, (offered, accepted) in (
+                    (e, counts.tolist()) for e, counts in state.get("counts", {}).items()
+                )
             ]
         }
 
     def _entropy(self, step: Step) -> Tensor:
         assert step.teacher is not None
         if self.thresholds == "published":
-            return pseudo.published_entropy(step.teacher.logits_BCHW, step.label_space.channels)
+            return pseudo.published_entropy(step.teacher.log_p_BCHW, step.label_space.channels)
         output = step.teacher if self.entropy_of == "teacher" else step.student
-        return pseudo.entropy(output.logits_BCHW)
+        return pseudo.entropy(output.log_p_BCHW)
 
     def _classes(self, step: Step) -> Tensor:
         assert step.teacher is not None
-        return step.teacher.logits_BCHW.argmax(1)
+        return step.teacher.log_p_BCHW.max(1).indices
 
     def _seen(self, step: Step, entropy: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
         """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""
@@ -145,4 +146,4 @@ class PseudoLabelled(Method, ABC):
             state.update(fixed=step.epoch, thresholds=found, seen=[])
         else:
             found = state["thresholds"]
-        return torch.where(found < 0, found, torch.maximum(found, found.new_tensor(self.floor)))
+        return torch.where(found < 0, found, found.clamp(min=self.floor))

@@ -9,9 +9,9 @@ B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fiss.errors import UserError, unknown
+from fiss.fuse import fused
 from fiss.labels import IGNORE
 from fiss.models.classifier import Classifier, Weights
 
@@ -55,6 +56,16 @@ class Output:
     stages: tuple[Tensor, ...]
     """The encoder's stages, (B, D, h, w) each."""
 
+    @cached_property
+    def log_p_BCHW(self) -> Tensor:
+        """Log-probabilities at the input's resolution, in float32 or wider; computed once, when first asked for."""
+        return _log_softmax(self.logits_BCHW)
+
+
+@fused
+def _log_softmax(logits_BCHW: Tensor) -> Tensor:
+    return F.log_softmax(logits_BCHW, 1, dtype=torch.float32 if logits_BCHW.element_size() < 4 else None)
+
 
 class _Tap(nn.Module):
     """A ReLU that remembers what came in: the last call in a residual block is the sum before its activation."""
@@ -84,6 +95,7 @@ class Segmenter(nn.Module):
         self.features: int = network.segmentation_head[0].in_channels
         self.divisor: int = self.encoder.output_stride if network.requires_divisible_input_shape else 1
         self.classifier = Classifier(self.features, sizes)
+        self._trunk: Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]] = self.trunk
         self.taps: list[_Tap] = []
         depth = int(self.encoder._depth)
         layers = [f"layer{i}" for i in range(1, 5)]
@@ -103,12 +115,21 @@ class Segmenter(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Output:
         """Images whose sides are multiples of `divisor`."""
+        decoded, encoded, stages = self._trunk(images_BCHW)
+        small = self.classifier(decoded)
+        logits = enlarge(small, images_BCHW.shape[-2:])
+        return Output(logits, small, decoded, encoded, stages)
+
+    def trunk(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Everything below the classifier, so that nothing in it changes when classes are added: the decoder's output,
+        the encoder's, and its stages."""
         features = self.encoder(images_BCHW)
         stages = tuple(tap.take() for tap in self.taps) or tuple(features[1:])
-        decoded = self.decoder(features)
-        small = self.classifier(decoded)
-        logits = F.interpolate(small, images_BCHW.shape[-2:], mode="bilinear", align_corners=False)
-        return Output(logits, small, decoded, features[-1], stages)
+        return self.decoder(features), features[-1], stages
+
+    def compile(self) -> None:
+        """Let torch.compile make one program of the trunk, when it first runs."""
+        self._trunk = torch.compile(self.trunk)
 
     def load(self, weights: Weights, sizes: Sequence[int]) -> None:
         """Take over weights, the classifier first brought to `sizes`."""
@@ -118,8 +139,8 @@ class Segmenter(nn.Module):
         self.load_state_dict(weights)
 
     def weights(self) -> Weights:
-        """A copy of every parameter and buffer, on the CPU."""
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.state_dict().items()}
+        """A copy of every parameter and buffer, on the network's device."""
+        return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
 
 def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
@@ -130,6 +151,27 @@ def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
         if spec.weights.endswith(".safetensors"):
             _load_encoder(model.encoder, Path(spec.weights).expanduser())
     return model
+
+
+def enlarge(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
+    """Bilinear interpolation to `size`. On a GPU as two matrix products: the backward pass of the library's function
+    takes longer there than that of all convolutions together."""
+    return _products(small_BChw, size) if small_BChw.is_cuda else F.interpolate(small_BChw, size, mode="bilinear")
+
+
+def _products(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
+    down, across = (
+        _bilinear(new, old, small_BChw.device, small_BChw.dtype)
+        for new, old in zip(size, small_BChw.shape[-2:], strict=True)
+    )
+    return down @ small_BChw.contiguous() @ across.T
+
+
+@lru_cache(maxsize=32)
+def _bilinear(new: int, old: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The matrix, (new, old), that interpolates along one side."""
+    one = torch.eye(old, device=device)[None]
+    return F.interpolate(one, new, mode="linear")[0].T.to(dtype)
 
 
 def pad(images_BCHW: Tensor, labels_BHW: Tensor, divisor: int) -> tuple[Tensor, Tensor]:

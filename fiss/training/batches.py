@@ -1,16 +1,19 @@
-"""Which images make up a client's batches, and the loader that reads them.
+"""Which images make up a client's batches, and the reader that reads them ahead.
 
 An epoch is a shuffle addressed by client, round and epoch; each sample carries the key of its augmentation. So
 batches are the same with any number of workers, and after a resume.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from fiss.data.transforms import TrainingImages, stack
+from fiss.data.transforms import stack
 from fiss.rng import address, stream
 
 Batch = list[tuple[int, int]]
@@ -43,14 +46,47 @@ def epoch_batches(images: Sequence[int], batch: int, drop_last: bool, seed: int,
     return batches
 
 
-def load(dataset: TrainingImages, batches: Sequence[Batch], workers: int, pin: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches as tensors, read ahead by `workers` processes (0: in this one)."""
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=stack,
-        pin_memory=pin,
-        generator=torch.Generator(),  # so that making a loader does not move the global stream
-    )
-    return iter(loader)
+class Reader(Iterator[tuple[Tensor, Tensor]]):
+    """Batches of images and masks in the order in which they were asked for.
+
+    `workers` processes (0: this one) read them ahead, from one client to the next. They live as long as the reader.
+    """
+
+    def __init__(self, images: TorchDataset[tuple[Tensor, Tensor]], workers: int, pin: bool) -> None:
+        self._asked = _Asked()
+        self._loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+            images,
+            batch_sampler=self._asked,
+            num_workers=workers,
+            collate_fn=stack,
+            pin_memory=pin,
+            persistent_workers=workers > 0,
+            generator=torch.Generator(),  # so that making a loader does not move the global stream
+        )
+        self._reading: Iterator[tuple[Tensor, Tensor]] | None = None
+
+    def ask(self, batches: Iterable[list[Any]]) -> None:
+        """These come next, after those asked for already; each is a list of what the images are addressed by."""
+        self._asked.batches.extend(batches)
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        for _ in range(2):  # the loader stops when it has handed out all it was asked for, and is started again
+            if self._reading is None:
+                self._reading = iter(self._loader)
+            try:
+                return next(self._reading)
+            except StopIteration:
+                self._reading = None
+        raise StopIteration
+
+
+class _Asked(Iterator[list[Any]]):
+    """The loader's list of batches; it may grow while the loader goes through it."""
+
+    def __init__(self) -> None:
+        self.batches: deque[list[Any]] = deque()
+
+    def __next__(self) -> list[Any]:
+        if not self.batches:
+            raise StopIteration
+        return self.batches.popleft()

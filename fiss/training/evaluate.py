@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fiss.data.background import Table
-from fiss.data.dataset import Split
-from fiss.data.transforms import ScoredImages, View, normalise, stack
+from fiss.data.transforms import View, normalise
 from fiss.errors import UserError
 from fiss.metrics import confusion
 from fiss.models.segmenter import Segmenter, pad
+from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
 from fiss.watch import Watcher
 
@@ -46,7 +45,7 @@ class EvaluationSpec:
 @torch.inference_mode()
 def evaluate(
     model: Segmenter,
-    split: Split,
+    reader: Reader,
     images: Sequence[int],
     sizes: NDArray[np.int64],
     table: Table,
@@ -60,23 +59,18 @@ def evaluate(
     model.eval()
     channels = sum(model.classifier.sizes)
     total = torch.zeros(channels, channels, dtype=torch.long, device=device)
+    to_channel = torch.from_numpy(table).to(device)
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i in images:
         alike[tuple(sizes[i]) if view == "full" else ()].append(i)
     batches = [group[a : a + spec.batch] for group in alike.values() for a in range(0, len(group), spec.batch)]
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-        ScoredImages(split, table, view, spec.size),
-        batch_sampler=batches,
-        num_workers=training.workers,
-        collate_fn=stack,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),
-    )
-    watcher.start(f"scoring {split.name}", len(images))
-    for pictures, labels in loader:
-        pictures, labels = pad(pictures.to(device), labels.to(device), model.divisor)
-        with autocast(training, device):
-            predicted = model(normalise(pictures).contiguous(memory_format=torch.channels_last)).logits_BCHW.argmax(1)
+    reader.ask([(i, view) for i in batch] for batch in batches)
+    watcher.start("scoring", len(images))
+    for _ in batches:
+        pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
+        pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
+        with autocast(training, device), torch.compiler.set_stance("force_eager"):  # not worth a compilation of its own
+            predicted = model(normalise(pictures)).logits_BCHW.max(1).indices
         total += confusion(predicted, labels, channels)
         watcher.advance(len(pictures))
     watcher.finish()

@@ -1,6 +1,6 @@
 """One client's local training: epochs of SGD on a method's losses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
@@ -9,11 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fiss.data.background import Table
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
+from fiss.fuse import fusing
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method, Step
+from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter, pad
+from fiss.training.batches import Reader
 from fiss.training.schedule import rate_at
 from fiss.watch import Watcher
 
@@ -41,10 +45,15 @@ class TrainingSpec:
     change or travel back, and clients normalise with those they were given."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 autocast on a GPU that has it, float32 elsewhere."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch.compile of network and losses, which takes a minute or two once and makes every step faster; auto: on a
+    GPU."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0
     """Processes that read images; 0 reads them in the training process."""
+    cache: float = 4.0
+    """GiB of memory for decoded images, shared by those processes; 0: every image is decoded each time."""
     threads: int = 0
     """CPU threads of torch; 0 leaves its own choice."""
 
@@ -54,6 +63,7 @@ class TrainingSpec:
             ("batch", 2),
             ("workers", 0),
             ("threads", 0),
+            ("cache", 0),
             ("weight_decay", 0),
             ("momentum", 0),
         ):
@@ -84,6 +94,11 @@ def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager
     return nullcontext()
 
 
+def compiles(spec: TrainingSpec, device: torch.device) -> bool:
+    """Whether training runs compiled."""
+    return spec.compile == "always" or (spec.compile == "auto" and device.type == "cuda")
+
+
 def place(model: Segmenter, device: torch.device) -> Segmenter:
     """On the device, channels last: faster on GPUs and on CPUs alike."""
     return model.to(device).to(memory_format=torch.channels_last)
@@ -94,6 +109,8 @@ class Lesson:
     """What a client is to learn in one round."""
 
     label_space: LabelSpace
+    table: Table
+    """From the ids in its masks to channels."""
     rate: float
     """Learning rate at which it begins."""
     horizon: int
@@ -119,40 +136,66 @@ class Fitted:
     """What the method has to say."""
 
 
-def fit(
-    student: Segmenter,
-    teacher: Segmenter | None,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    method: Method,
-    lesson: Lesson,
-    spec: TrainingSpec,
-    watcher: Watcher,
-) -> Fitted:
-    """Train `student` in place. `batches` gives those of each epoch, twice where the method looks before it trains."""
-    device = next(student.parameters()).device
+class Trainer:
+    """What training needs again and again, made once: the networks, the optimizer, the reader."""
+
+    def __init__(self, student: Segmenter, teacher: Segmenter | None, reader: Reader, spec: TrainingSpec) -> None:
+        self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
+        self.device = next(student.parameters()).device
+        self._taught_by: Weights | None = None
+        self._optimizer: torch.optim.SGD | None = None
+
+    def teach(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
+        """The teacher with those weights; they are loaded only if it has others."""
+        assert self.teacher is not None
+        if weights is not self._taught_by:
+            self.teacher.load(weights, sizes)
+            self.teacher.eval()
+            self._taught_by = weights
+        return self.teacher
+
+    def fresh_optimizer(self, rate: float) -> torch.optim.SGD:
+        """SGD without momentum from before, on what the student trains now."""
+        parameters = [p for p in self.student.parameters() if p.requires_grad]
+        if self._optimizer is None or list(map(id, self._optimizer.param_groups[0]["params"])) != list(
+            map(id, parameters)
+        ):
+            self._optimizer = torch.optim.SGD(
+                parameters,
+                lr=rate,
+                momentum=self.spec.momentum,
+                nesterov=self.spec.momentum > 0,
+                weight_decay=self.spec.weight_decay,
+                fused=self.device.type == "cuda",
+            )
+        self._optimizer.state.clear()
+        return self._optimizer
+
+    def next_batch(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Images as the network wants them and labels as channels, on the device."""
+        images, masks = (tensor.to(self.device, non_blocking=True) for tensor in next(self.reader))
+        images, labels = pad(images, table[masks.int()], self.student.divisor)
+        return normalise(images), labels
+
+
+def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Lesson, watcher: Watcher) -> Fitted:
+    """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
+    method looks before it trains."""
+    student, spec, device = trainer.student, trainer.spec, trainer.device
     groups = len(lesson.label_space.groups)
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
+    table = torch.from_numpy(lesson.table).to(device)
     state: dict[str, Any] = {}
     _set_training(student, method, groups, spec)
-    optimizer = torch.optim.SGD(
-        [p for p in student.parameters() if p.requires_grad],
-        lr=lesson.rate,
-        momentum=spec.momentum,
-        nesterov=spec.momentum > 0,
-        weight_decay=spec.weight_decay,
-    )
+    optimizer = trainer.fresh_optimizer(lesson.rate)
 
-    def see(epoch: int) -> tuple[Step, int]:
-        images, labels = next(batches)
-        images, labels = pad(
-            images.to(device, non_blocking=True), labels.to(device, non_blocking=True), student.divisor
-        )
-        images = normalise(images).contiguous(memory_format=torch.channels_last)
+    def see(epoch: int) -> Step:
+        images, labels = trainer.next_batch(table)
         with autocast(spec, device):
-            with torch.no_grad():  # not inference mode: losses save the output for backward
+            with torch.no_grad():  # not inference mode: losses may save what the teacher says for backward
                 taught = teacher(images) if teacher is not None else None
             output = student(images)
-        return Step(labels, output, taught, lesson.label_space, known, epoch, state), len(images)
+        return Step(labels, output, taught, lesson.label_space, known, epoch, state)
 
     objective = method.losses if groups > 1 else method.first_losses
     totals: dict[str, Tensor] = {}
@@ -162,17 +205,19 @@ def fit(
             student.eval()
             with torch.no_grad():
                 for _ in range(length):
-                    method.look(see(epoch)[0])
+                    method.look(see(epoch))
             _set_training(student, method, groups, spec)
         for _ in range(length):
             optimizer.param_groups[0]["lr"] = rate_at(lesson.rate, steps, lesson.horizon)
-            step, count = see(epoch)
-            terms = objective(step)
+            step = see(epoch)
+            with fusing(compiles(spec, device)):
+                terms = objective(step)
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for name, value in terms.items():
-                totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
+                totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+            count = len(step.labels_BHW)
             steps, seen = steps + 1, seen + count
             fresh = monotonic() - told > 0.5
             told = monotonic() if fresh else told

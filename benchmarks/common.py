@@ -1,0 +1,129 @@
+"""What the benchmarks share: the machine and its ceilings, timing, counting, tables, and the file of results."""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+Arguments = argparse.Namespace
+
+
+def arguments(about: str, extra: Callable[[argparse.ArgumentParser], None] | None = None) -> Arguments:
+    """The options every benchmark has: --tiny tries it out, --out says which file of results to add to."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, once: to see that it works, not how fast")
+    parser.add_argument("--out", type=Path, help="JSON to add the results to (default: results/MACHINE.json)")
+    if extra is not None:
+        extra(parser)
+    found = parser.parse_args()
+    torch.set_float32_matmul_precision("highest")
+    return found
+
+
+def device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def machine() -> str:
+    """A short name of the hardware."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name().lower().replace(" ", "-")
+    return f"cpu-{torch.get_num_threads()}-threads"
+
+
+def seconds(step: Callable[[], object], tiny: bool, least: float = 3.0, most: int = 30) -> float:
+    """Median time of a step after warming up; every step waits for the device."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    for _ in range(1 if tiny else 4):
+        once()
+    times: list[float] = []
+    while len(times) < (1 if tiny else 6) or (not tiny and sum(times) < least and len(times) < most):
+        times.append(once())
+    return statistics.median(times)
+
+
+def peak_gib(step: Callable[[], object]) -> float | None:
+    """Largest memory that the GPU holds during a step, GiB."""
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def ceilings(tiny: bool) -> dict[str, float]:
+    """What this machine can do at most: bytes copied and bf16 (on a CPU fp32) multiplications per second."""
+    where, size = device(), 2**20 if tiny or device().type == "cpu" else 2**28
+    block = torch.empty(size * (8 if not tiny else 1), dtype=torch.uint8, device=where)
+    other = torch.empty_like(block)
+    copied = 2 * block.numel() / seconds(lambda: other.copy_(block), tiny, 1.0)
+    side, kind = (8192, torch.bfloat16) if where.type == "cuda" else (1024 if not tiny else 64, torch.float32)
+    a, b = (torch.randn(side, side, device=where, dtype=kind) for _ in range(2))
+    multiplied = 2 * side**3 / seconds(lambda: a @ b, tiny, 1.0)
+    return {"bytes_per_second": copied, "flops": multiplied}
+
+
+def about_this_run() -> dict[str, Any]:
+    """Hardware, versions and commit, for every file of results."""
+    here = Path(__file__).parents[1]
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "machine": machine(),
+        "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "commit": commit or "unknown",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def report(name: str, command: str, given: Arguments, rows: list[dict[str, Any]], notes: dict[str, Any]) -> None:
+    """Print a table and add it to the machine's results."""
+    console = Console()
+    table = Table(title=f"{name} on {machine()}" + (" (tiny: only to see that it works)" if given.tiny else ""))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    console.print(table)
+    for key, value in notes.items():
+        console.print(f"{key}: {_text(value)}")
+    out = given.out or RESULTS / f"{machine()}.json"
+    if given.tiny and given.out is None:
+        return
+    all_results = json.loads(out.read_text()) if out.is_file() else {}
+    all_results[name] = {"command": command, **about_this_run(), **notes, "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(all_results, indent=1, sort_keys=True) + "\n")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,93 @@
+"""FBL's losses alone, forward and backward, at 21 and at 151 classes, against the bare step of the same run.
+
+python benchmarks/losses.py            # eager
+python benchmarks/losses.py --compile  # both sides compiled
+"""
+
+from typing import Any
+
+import common
+import torch
+from step import Sizes, plain_steps
+from torch import Tensor
+
+from fiss import methods
+from fiss.fuse import fusing
+from fiss.methods.base import Step
+from fiss.models.segmenter import Output, enlarge
+
+
+def outputs(sizes: Sizes, channels: int, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Random stages, decoder's output and small logits of the published network's shapes, in bf16 on a GPU."""
+    where, side = common.device(), sizes.side
+    generator = torch.Generator(where).manual_seed(seed)
+    kind = torch.bfloat16 if where.type == "cuda" else torch.float32
+    shapes = [(256, side // 4), (512, side // 8), (1024, side // 16), (2048, side // 16)]
+
+    def draw(depth: int, across: int, scale: float = 1.0) -> Tensor:
+        made = torch.randn(sizes.batch, depth, across, across, device=where, generator=generator) * scale
+        return made.to(kind).contiguous(memory_format=torch.channels_last)
+
+    return [draw(*shape) for shape in shapes], draw(256, side // 16), draw(channels, side // 16, 3.0)
+
+
+def main() -> None:
+    """Time and report."""
+    given = common.arguments(
+        __doc__ or "", lambda p: p.add_argument("--compile", action="store_true", help="both sides compiled")
+    )
+    limit, rows = common.ceilings(given.tiny), []
+    for classes, old in ((21, 17), (151, 141)):
+        sizes = Sizes(given.tiny, classes, old)
+        bare = common.seconds(plain_steps(sizes, given.compile), given.tiny)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for name in ("finetune", "fbl"):
+            rows.append(_measure(name, sizes, bare, limit["bytes_per_second"], given))
+    how = "compiled" if given.compile else "eager"
+    command = "python benchmarks/losses.py" + (" --compile" if given.compile else "")
+    common.report(f"losses, {how}", command, given, rows, {"batch": sizes.batch, "side": sizes.side, **limit})
+
+
+def _measure(name: str, sizes: Sizes, bare: float, bandwidth: float, given: Any) -> dict[str, Any]:
+    method, space, known = methods.find(name), sizes.space, sizes.known.channels
+    stages, decoded, small = outputs(sizes, space.channels, 0)
+    taught_stages, taught_decoded, taught_small = outputs(sizes, known, 1)
+    leaves = [tensor.requires_grad_() for tensor in (*stages, decoded, small)]
+    labels = sizes.batches()[1].to(common.device())
+    state: dict[str, Any] = {}
+
+    def losses() -> None:
+        size = labels.shape[-2:]
+        student = Output(enlarge(small, size), small, decoded, stages[-1], tuple(stages))
+        teacher = Output(
+            enlarge(taught_small, size), taught_small, taught_decoded, taught_stages[-1], tuple(taught_stages)
+        )
+        with fusing(given.compile):
+            terms = method.losses(Step(labels, student, teacher, space, known, 0, state))
+        torch.stack(list(terms.values())).sum().backward()
+        for leaf in leaves:
+            leaf.grad = None
+
+    spent = common.seconds(losses, given.tiny)
+    # The least that must be moved: every input once forward and once backward, and every gradient once.
+    read = sum(t.numel() * t.element_size() for t in (*leaves, labels))
+    if name != "finetune":
+        read += sum(t.numel() * t.element_size() for t in (*taught_stages, taught_decoded, taught_small))
+    gradients = sum(t.numel() * t.element_size() for t in (leaves if name != "finetune" else [small]))
+    read = read if name != "finetune" else small.numel() * small.element_size() + labels.numel()
+    pixels = labels.numel() * (space.channels + (known if name != "finetune" else 0)) * small.element_size()
+    least = 2 * read + gradients + 3 * pixels  # logits at full size: written once, read forward and backward
+    return {
+        "losses": f"{name}, {space.channels} classes",
+        "ms": 1000 * spent,
+        "share of bare step": spent / bare,
+        "bare ms": 1000 * bare,
+        "GB moved at least": least / 1e9,
+        "share of bandwidth": least / spent / bandwidth,
+        "GiB": common.peak_gib(losses),
+    }
+
+
+if __name__ == "__main__":
+    main()

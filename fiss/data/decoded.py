@@ -1,0 +1,59 @@
+"""Decoded images kept in memory, so that each file is read and decoded once and not in every epoch.
+
+The memory is shared: processes that read images for training, forked after this is made, fill it together and see what
+the others have read.
+"""
+
+import mmap
+from collections.abc import Sequence
+from multiprocessing import get_context
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fiss.data.dataset import Bytes, Split
+
+
+class Decoded:
+    """A split whose images stay in memory once read, as many of the first ones as fit."""
+
+    def __init__(self, split: Split, sizes: NDArray[np.int64], most_bytes: int) -> None:
+        self._split = split
+        self.name, self.stems = split.name, split.stems
+        pixels = sizes.astype(np.int64).prod(1)
+        ends = np.cumsum(4 * pixels)  # three bytes of colour and one of mask
+        self._fitting = int(np.searchsorted(ends, most_bytes, side="right"))
+        self._starts: Sequence[int] = [0, *ends[: self._fitting].tolist()]
+        self._sizes = sizes
+        self._memory = mmap.mmap(-1, max(self._starts[-1], 1))  # shared with forked processes; taken when written to
+        self._there = mmap.mmap(-1, max(self._fitting, 1))
+        self._lock = get_context("fork").Lock()
+
+    def read(self, i: int) -> tuple[Bytes, Bytes]:
+        """Image and mask, from memory if they are there."""
+        if i >= self._fitting:
+            return self._split.read(i)
+        with self._lock:
+            there = self._there[i]
+        height, width = (int(side) for side in self._sizes[i])
+        block = np.frombuffer(self._memory, np.uint8, 4 * height * width, self._starts[i])
+        image = block[: 3 * height * width].reshape(height, width, 3)
+        mask = block[3 * height * width :].reshape(height, width)
+        if not there:
+            new_image, new_mask = self._split.read(i)
+            if new_image.shape != image.shape:
+                return new_image, new_mask  # the file has changed since it was measured
+            image[:], mask[:] = new_image, new_mask
+            with self._lock:  # only now may others look at it
+                self._there[i] = 1
+        image.flags.writeable = mask.flags.writeable = False
+        return image, mask
+
+    @property
+    def bytes_kept(self) -> int:
+        """Memory taken when all that fit have been read."""
+        return self._starts[-1]
+
+    def fingerprint(self) -> str:
+        """The files' own."""
+        return self._split.fingerprint()
