@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -42,8 +43,8 @@ def machine() -> str:
     return f"cpu-{torch.get_num_threads()}-threads"
 
 
-def seconds(step: Callable[[], object], tiny: bool, least: float = 3.0, most: int = 30) -> float:
-    """Median time of a step after warming up; every step waits for the device."""
+def seconds(step: Callable[[], object], tiny: bool) -> float:
+    """Median time of six calls after two to warm up; the device is waited for after each."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -52,12 +53,9 @@ def seconds(step: Callable[[], object], tiny: bool, least: float = 3.0, most: in
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    for _ in range(1 if tiny else 4):
+    for _ in range(1 if tiny else 2):
         once()
-    times: list[float] = []
-    while len(times) < (1 if tiny else 6) or (not tiny and sum(times) < least and len(times) < most):
-        times.append(once())
-    return statistics.median(times)
+    return statistics.median(once() for _ in range(1 if tiny else 6))
 
 
 def peak_gib(step: Callable[[], object]) -> float | None:
@@ -76,10 +74,10 @@ def ceilings(tiny: bool) -> dict[str, float]:
     where, size = device(), 2**20 if tiny or device().type == "cpu" else 2**28
     block = torch.empty(size * (8 if not tiny else 1), dtype=torch.uint8, device=where)
     other = torch.empty_like(block)
-    copied = 2 * block.numel() / seconds(lambda: other.copy_(block), tiny, 1.0)
+    copied = 2 * block.numel() / seconds(lambda: other.copy_(block), tiny)
     side, kind = (8192, torch.bfloat16) if where.type == "cuda" else (1024 if not tiny else 64, torch.float32)
     a, b = (torch.randn(side, side, device=where, dtype=kind) for _ in range(2))
-    multiplied = 2 * side**3 / seconds(lambda: a @ b, tiny, 1.0)
+    multiplied = 2 * side**3 / seconds(lambda: a @ b, tiny)
     return {"bytes_per_second": copied, "flops": multiplied}
 
 
@@ -97,7 +95,7 @@ def about_this_run() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "commit": commit or "unknown",
+        "commit": commit or os.environ.get("FISS_COMMIT", "unknown"),
         "date": time.strftime("%Y-%m-%d"),
     }
 

@@ -11,10 +11,10 @@ import torch
 from step import Sizes, plain_steps
 from torch import Tensor
 
-from fiss import methods
-from fiss.fuse import fusing
+from fiss import methods, sums
 from fiss.methods.base import Step
-from fiss.models.segmenter import Output, enlarge
+from fiss.models.output import Output
+from fiss.models.segmenter import enlarge
 
 
 def outputs(sizes: Sizes, channels: int, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -42,14 +42,18 @@ def main() -> None:
         bare = common.seconds(plain_steps(sizes, given.compile), given.tiny)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        for name in ("finetune", "fbl"):
-            rows.append(_measure(name, sizes, bare, limit["bytes_per_second"], given))
-    how = "compiled" if given.compile else "eager"
-    command = "python benchmarks/losses.py" + (" --compile" if given.compile else "")
-    common.report(f"losses, {how}", command, given, rows, {"batch": sizes.batch, "side": sizes.side, **limit})
+        for name, kernels in (("finetune", True), ("fbl", True), ("fbl", False)):
+            if kernels or torch.cuda.is_available():
+                rows.append(_measure(name, kernels, sizes, bare, limit["bytes_per_second"], given))
+        how = "compiled" if given.compile else "eager"
+        command = "python benchmarks/losses.py" + (" --compile" if given.compile else "")
+        notes = {"batch": sizes.batch, "side": sizes.side, **limit}
+        common.report(f"losses, bare step {how}", command, given, rows, notes)
 
 
-def _measure(name: str, sizes: Sizes, bare: float, bandwidth: float, given: Any) -> dict[str, Any]:
+def _measure(
+    name: str, kernels: bool, sizes: Sizes, bare: float, bandwidth: float, given: common.Arguments
+) -> dict[str, Any]:
     method, space, known = methods.find(name), sizes.space, sizes.known.channels
     stages, decoded, small = outputs(sizes, space.channels, 0)
     taught_stages, taught_decoded, taught_small = outputs(sizes, known, 1)
@@ -63,13 +67,15 @@ def _measure(name: str, sizes: Sizes, bare: float, bandwidth: float, given: Any)
         teacher = Output(
             enlarge(taught_small, size), taught_small, taught_decoded, taught_stages[-1], tuple(taught_stages)
         )
-        with fusing(given.compile):
-            terms = method.losses(Step(labels, student, teacher, space, known, 0, state))
+        terms = method.losses(Step(labels, student, teacher, space, known, 0, state))
         torch.stack(list(terms.values())).sum().backward()
         for leaf in leaves:
             leaf.grad = None
 
-    spent = common.seconds(losses, given.tiny)
+    there = sums._has_triton
+    sums._has_triton = (lambda: False) if not kernels else there  # type: ignore[assignment]
+    spent, gib = common.seconds(losses, given.tiny), common.peak_gib(losses)
+    sums._has_triton = there
     # The least that must be moved: every input once forward and once backward, and every gradient once.
     read = sum(t.numel() * t.element_size() for t in (*leaves, labels))
     if name != "finetune":
@@ -79,13 +85,13 @@ def _measure(name: str, sizes: Sizes, bare: float, bandwidth: float, given: Any)
     pixels = labels.numel() * (space.channels + (known if name != "finetune" else 0)) * small.element_size()
     least = 2 * read + gradients + 3 * pixels  # logits at full size: written once, read forward and backward
     return {
-        "losses": f"{name}, {space.channels} classes",
+        "losses": f"{name}, {space.channels} classes" + ("" if kernels else ", without kernels"),
         "ms": 1000 * spent,
         "share of bare step": spent / bare,
         "bare ms": 1000 * bare,
         "GB moved at least": least / 1e9,
         "share of bandwidth": least / spent / bandwidth,
-        "GiB": common.peak_gib(losses),
+        "GiB": gib,
     }
 
 

@@ -6,6 +6,7 @@ python benchmarks/step.py --compile  # both sides compiled
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import common
@@ -85,31 +86,36 @@ def plain_steps(sizes: Sizes, compiled: bool, count: int = 1) -> Callable[[], ob
     return steps
 
 
+@cache
+def networks(kind: str, batch: int, classes: int, compiled: bool) -> tuple[Segmenter, Segmenter]:
+    """Student and teacher, wired as the method of that name wants them."""
+    sizes = Sizes(batch != 24, classes)
+    pair = []
+    for space in (sizes.space, sizes.known):
+        model = build(sizes.network, space.sizes, 0)
+        methods.find(kind).wire(model)
+        if compiled:
+            model.compile()
+        pair.append(place(model, common.device()))
+    return pair[0], pair[1]
+
+
 def our_steps(
     sizes: Sizes, name: str, compiled: bool, count: int
 ) -> tuple[Callable[[], object], Trainer, Segmenter | None]:
     """Steps of `fit` with that method in the second task; also its trainer, and the teacher if it has one."""
-    where, method = common.device(), methods.find(name)
+    method = methods.find(name)
     spec = TrainingSpec(batch=sizes.batch, epochs=1, compile="always" if compiled else "never")
-
-    def network(space: LabelSpace) -> Segmenter:
-        model = build(sizes.network, space.sizes, 0)
-        method.wire(model)
-        if compiled:
-            model.compile()
-        return place(model, where)
-
-    student = network(sizes.space)
-    teacher = network(sizes.known) if method.needs_teacher else None
+    kind = "rcil" if name.startswith("rcil") else "finetune"
+    student, teacher = networks(kind, sizes.batch, sizes.space.channels, compiled)
     trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]
-    if teacher is not None:
-        teacher = trainer.teach(teacher.weights(), sizes.known.sizes)
+    taught = trainer.teach(teacher.weights(), sizes.known.sizes) if method.needs_teacher else None
     lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), 1e-3, 1000, [count], 0)
 
     def steps() -> None:
-        fit(trainer, teacher, method, lesson, Watcher())
+        fit(trainer, taught, method, lesson, Watcher())
 
-    return steps, trainer, teacher
+    return steps, trainer, taught
 
 
 def main() -> None:
@@ -134,6 +140,15 @@ def main() -> None:
         }
     )
     del bare
+    how = "compiled" if given.compile else "eager"
+    notes = {
+        "batch": sizes.batch,
+        "side": sizes.side,
+        "classes": sizes.space.channels,
+        "flops of a step": flops,
+        **limit,
+    }
+    command = "python benchmarks/step.py" + (" --compile" if given.compile else "")
     finetune, finetune_gib = 0.0, None
     for name in given.methods:
         steps, trainer, teacher = our_steps(sizes, name, given.compile, count)

@@ -3,22 +3,32 @@
 B batch, C classes, D values of a pixel, H W pixels, N pixels in any arrangement.
 """
 
-import math
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-COPIES = 64
-"""On a GPU neighbouring pixels add to different copies of the result: additions to one address wait for each other."""
-ROWS = 8
-"""Rows of an image that are multiplied at a time: enough pieces to fill a GPU."""
+CELLS = 2**21
+"""On a GPU neighbouring pixels add to different copies of the result, so many in all: additions to one address wait
+for each other."""
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether the kernels of fiss/kernels.py serve this tensor: it is on a GPU, and Triton is there."""
+    return tensor.is_cuda and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def add_up(index_N: Tensor, size: int, values_N: Tensor | None = None) -> Tensor:
     """Sum of the values with each index, (size,); without values, how many there are."""
     index = index_N.long()
-    copies = COPIES if index.is_cuda else 1
+    copies = min(max(CELLS // size, 8), 1024) if index.is_cuda else 1
     if copies > 1:
         index = index + torch.arange(len(index), device=index.device) % copies * size
     values = torch.ones_like(index) if values_N is None else values_N
@@ -35,10 +45,7 @@ def means(values_N: Tensor, index_N: Tensor, size: int) -> tuple[Tensor, Tensor]
 
 
 def class_sums(values_BDHW: Tensor, labels_BHW: Tensor, classes: int) -> Tensor:
-    """Sum of the values of each class's pixels, (C, D); labels from `classes` on do not count.
-
-    Half-precision values are multiplied as they are and added in float32.
-    """
+    """Sum of the values of each class's pixels, (classes, D); labels from `classes` on do not count."""
     result: Tensor = _ClassSums.apply(values_BDHW, labels_BHW, classes)
     return result
 
@@ -49,19 +56,12 @@ class _ClassSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, labels: Tensor, classes: int) -> Tensor:
         ctx.save_for_backward(labels)
-        ctx.dtype = values.dtype
-        batch, width, height, _ = values.shape
-        pieces = height // math.gcd(height, ROWS) if values.is_cuda else 1
-        values = values.reshape(batch, width, pieces, -1).transpose(1, 2).reshape(batch * pieces, width, -1)
-        member = labels.reshape(batch * pieces, 1, -1) == torch.arange(classes, device=labels.device)[:, None]
-        if values.is_cuda and values.element_size() < 4:
-            return torch.bmm(member.to(values.dtype), values.mT, out_dtype=torch.float32).sum(0)
-        values = values if values.element_size() >= 4 else values.float()
-        return torch.bmm(member.to(values.dtype), values.mT).sum(0)
+        member = labels.flatten(1)[:, None] == torch.arange(classes, device=labels.device)[:, None]
+        return torch.bmm(member.to(values.dtype), values.flatten(2).mT).sum(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (labels,) = ctx.saved_tensors
-        rows_DC = torch.nn.functional.pad(gradients[0].to(ctx.dtype), (0, 0, 0, 1)).T.contiguous()
-        place = labels.clamp(max=rows_DC.shape[1] - 1).long()
+        rows_DC = torch.nn.functional.pad(gradients[0], (0, 0, 0, 1)).T.contiguous()
+        place = labels.clamp(max=rows_DC.shape[1] - 1).int()
         return rows_DC[:, place].transpose(0, 1), None, None

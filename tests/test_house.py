@@ -13,7 +13,7 @@ from fiss.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 LEVELS = [
-    {"errors", "fuse", "rng", "sums", "watch"},
+    {"errors", "kernels", "rng", "sums", "watch"},
     {"labels"},
     {"data", "models", "losses", "metrics"},
     {"methods"},

@@ -9,8 +9,8 @@ import torch
 
 from fiss.labels import LabelSpace
 from fiss.losses import compensation, distillation, pod, pseudo, relation
-from fiss.losses.segmentation import cross_entropy, pixel_cross_entropy
-from fiss.models.segmenter import Output
+from fiss.losses.segmentation import pixel_mean
+from fiss.models.output import Output
 from fiss.sums import add_up, class_sums, means
 
 CASES = {
@@ -76,6 +76,14 @@ def log_p(logits):
     return logits.log_softmax(1)
 
 
+def output(logits):
+    return Output(logits, logits, logits, logits, ())
+
+
+def cross_entropy(logits, labels, over="all"):
+    return pixel_mean(output(logits).cross_entropy(labels), labels, over)
+
+
 def near(value, expected):
     assert math.isfinite(float(value))
     assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -92,8 +100,8 @@ def check_gradient(function, logits):
 @pytest.mark.parametrize("name", CASES)
 def test_cross_entropy(name, over):
     case = make(name)
-    near(cross_entropy(log_p(case.logits), case.labels, over), slow.cross_entropy(case.logits, case.labels, over))
-    check_gradient(lambda z: cross_entropy(log_p(z), case.labels, over), case.logits)
+    near(cross_entropy(case.logits, case.labels, over), slow.cross_entropy(case.logits, case.labels, over))
+    check_gradient(lambda z: cross_entropy(z, case.labels, over), case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,7 +137,7 @@ def test_unbiased_cross_entropy_without_old_classes_is_cross_entropy(name):
     for old in (0, 1):
         near(
             distillation.unbiased_cross_entropy(log_p(case.logits), case.labels, old),
-            float(cross_entropy(log_p(case.logits), case.labels)),
+            float(cross_entropy(case.logits, case.labels)),
         )
 
 
@@ -194,7 +202,7 @@ def test_folded_logits():
 @pytest.mark.parametrize("name", CASES)
 def test_entropies(name):
     case = make(name)
-    ours = pseudo.entropy(log_p(case.teacher))
+    ours = output(case.teacher).entropy[0]
     theirs = pseudo.published_entropy(log_p(case.teacher), case.channels)
     for p in slow.pixels(case.labels):
         near(ours[p], slow.entropy(case.teacher, *p))
@@ -308,7 +316,7 @@ def test_pseudo_labels_by_hand():
 
 
 def gradients(case):
-    pixels = pixel_cross_entropy(log_p(case.logits), case.labels)
+    pixels = output(case.logits).cross_entropy(case.labels)
     return compensation.gradients(pixels, case.labels, exact(case))
 
 
@@ -353,15 +361,20 @@ def test_with_one_group_and_equal_gradients_compensation_is_cross_entropy():
     labels = torch.ones(2, 3, 3, dtype=torch.uint8)
     space = LabelSpace((("a", "b", "c"),))
     table = compensation.exponents(4, 4, logits.device)
-    g = compensation.gradients(pixel_cross_entropy(log_p(logits), labels), labels, table)
+    g = compensation.gradients(output(logits).cross_entropy(labels), labels, table)
     mean = compensation.balance(g, labels, compensation.groups_of(space, logits.device))
     weights = compensation.balanced_weights(g, labels, mean)
     assert torch.allclose(weights, torch.ones_like(weights))
 
 
+def sums(case, logits):
+    return tuple(output(z).class_sums(case.labels, case.channels) for z in (logits, case.teacher))
+
+
 def target_prototypes(case, how):
     mean = balance(case, gradients(case))
-    target = relation.relation_targets(relation.prototypes(case.teacher.softmax(1), case.labels, mean.count_C), how)
+    theirs = output(case.teacher).class_sums(case.labels, case.channels)
+    target = relation.relation_targets(theirs / mean.count_C.clamp(min=1)[:, None], how)
     return target * (mean.count_C > 0)[:, None]  # rows of classes without pixels are not looked at
 
 
@@ -373,10 +386,9 @@ def test_relation_consistency(name, how, background):
     mean = balance(case, gradients(case))
     target = target_prototypes(case, how)
     assert torch.allclose(target.sum(1), (mean.count_C > 0).double())
-    teacher = log_p(case.teacher)
 
     def value(z):
-        return relation.relation_consistency(log_p(z), teacher, case.labels, mean, how, 10.0, background)
+        return relation.relation_consistency(*sums(case, z), mean, how, 10.0, background)
 
     if name == "certain":  # probabilities of exactly 0: large, and finite
         assert torch.isfinite(value(case.logits))
@@ -389,7 +401,7 @@ def test_relation_consistency(name, how, background):
 def test_the_largest_class_weight_is_bounded():
     case = make("random")
     mean = balance(case, gradients(case))
-    arguments = log_p(case.logits), log_p(case.teacher), case.labels, mean, "moved"
+    arguments = *sums(case, case.logits), mean, "moved"
     values = [float(relation.relation_consistency(*arguments, most, False)) for most in (0.1, 10.0)]
     assert values[0] < values[1]
 
@@ -403,7 +415,7 @@ def test_relation_consistency_is_zero_for_a_student_that_agrees():
         here = case.labels == c
         p[:, c][here], p[:, 0][here] = p[:, 0][here], 0.0
     mean = balance(case, torch.ones(case.labels.shape, dtype=torch.float64))
-    arguments = p.clamp(min=1e-30).log(), log_p(case.teacher), case.labels, mean, "moved"
+    arguments = *sums(case, p.clamp(min=1e-30).log()), mean, "moved"
     assert abs(float(relation.relation_consistency(*arguments, 10.0, True))) < 1e-9
 
 
@@ -454,13 +466,13 @@ def test_weights_and_targets_carry_no_gradient():
         mean.group_C,
         compensation.balanced_weights(g, case.labels, mean),
         compensation.published_weights(logits, case.labels, case.space, case.old),
-        pseudo.entropy(log_p(logits)),
+        output(logits).entropy[0],
     ):
         assert not tensor.requires_grad
     total = (
         distillation.logit_distillation(log_p(logits), log_p(teacher))
         + distillation.unbiased_distillation(log_p(logits), log_p(teacher))
-        + relation.relation_consistency(log_p(logits), log_p(teacher), case.labels, mean, "moved", 10.0, False)
+        + relation.relation_consistency(*sums(case, logits), mean, "moved", 10.0, False)
         + distillation.feature_distillation(logits[:, :1], teacher[:, :1])
         + pod.local_pod(logits[:, :1], teacher[:, :1]).sum()
         + relation.published_soft_labels(log_p(logits), teacher, case.labels)
@@ -473,18 +485,19 @@ def test_weights_and_targets_carry_no_gradient():
 def test_half_precision_is_widened():
     case = make("random")
     half, teacher = case.logits.bfloat16(), case.teacher.bfloat16()
-    output = Output(half, half, half, half, ())
-    assert output.log_p_BCHW.dtype == torch.float32
-    assert output.log_p_BCHW is output.log_p_BCHW  # computed once
-    assert torch.equal(output.log_p_BCHW, half.float().log_softmax(1))
+    given = output(half)
+    assert given.log_p_BCHW.dtype == torch.float32
+    assert given.log_p_BCHW is given.log_p_BCHW  # computed once
+    assert torch.equal(given.log_p_BCHW, half.float().log_softmax(1))
     for value in (
         distillation.feature_distillation(half, half * 0.5),
         pod.local_pod(half, half * 0.5).sum(),
         pod.spatial_cube(half, half * 0.5).sum(),
         pod.channel_cube(half, half * 0.5).sum(),
         compensation.published_weights(half, case.labels, case.space, case.old).sum(),
-        relation.published_soft_labels(output.log_p_BCHW, teacher, case.labels),
-        class_sums(half, case.labels, case.channels).sum(),
+        relation.published_soft_labels(given.log_p_BCHW, teacher, case.labels),
+        given.cross_entropy(case.labels).sum(),
+        given.class_sums(case.labels, case.channels).sum(),
     ):
         assert value.dtype == torch.float32
         assert torch.isfinite(value)

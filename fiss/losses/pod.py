@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fiss.fuse import fused
 from fiss.losses.segmentation import wide
+from fiss.sums import has_kernels
 
 SCALES = (1, 2, 4)
 KERNELS = (4, 8, 12, 16, 20, 24)
@@ -24,7 +24,6 @@ def fold_logits(small_BChw: Tensor, old: int) -> Tensor:
     return torch.cat([small_BChw[:, :1] + small_BChw[:, old:].sum(1, keepdim=True), small_BChw[:, 1:old]], 1)
 
 
-@fused
 def local_pod(student_BDhw: Tensor, teacher_BDhw: Tensor, scales: Sequence[int] = SCALES) -> Tensor:
     """Norm of the difference of strip means of the squared maps, over scale x scale regions of each map."""
     height, width = student_BDhw.shape[-2:]
@@ -49,7 +48,14 @@ def local_pod(student_BDhw: Tensor, teacher_BDhw: Tensor, scales: Sequence[int] 
 def strips(student_BDhw: Tensor, teacher_BDhw: Tensor, scale: int) -> tuple[Tensor, Tensor]:
     """Of the difference of the squared maps, cut to scale x scale equal regions: the mean of each region's rows, (B, h,
     scale, D), and columns, (B, scale, w, D). What does not fit is cut off."""
-    rows, columns = _Strips.apply(student_BDhw, teacher_BDhw.detach(), scale)
+    maps = student_BDhw, teacher_BDhw.detach()
+    fit = all(side % scale == 0 for side in student_BDhw.shape[-2:])
+    if fit and all(has_kernels(m) and m.is_contiguous(memory_format=torch.channels_last) for m in maps):
+        from fiss.kernels import Strips
+
+        rows, columns = Strips.apply(*maps, scale)
+    else:
+        rows, columns = _Strips.apply(*maps, scale)
     return rows, columns
 
 

@@ -1,4 +1,4 @@
-"""Adaptive class-balanced pseudo labels: entropy, a threshold per class (algorithm 1), labels (equation 2).
+"""Adaptive class-balanced pseudo labels: a threshold of entropy per class (algorithm 1), labels (equation 2).
 
 Thresholds come in three ways: exact, from all pixels at once; streamed, from a histogram that grows batch by batch, so
 that no extra pass over the data is needed; and as published, from a coarse histogram read wrongly.
@@ -11,19 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from fiss.fuse import fused
 from fiss.labels import BACKGROUND
 from fiss.sums import add_up
 
 BINS, LOWEST = 2048, 1e-7
 """The streamed histogram: bins spaced evenly in the logarithm of the entropy, above one for all that is smaller."""
-
-
-@fused
-def entropy(log_p_BCHW: Tensor) -> Tensor:
-    """-sum p ln p over the channels in nats, (B, H, W); no gradient."""
-    log_p = log_p_BCHW.detach()
-    return -(log_p.exp() * log_p).sum(1)
 
 
 def published_entropy(log_p_BKHW: Tensor, channels: int) -> Tensor:

@@ -17,14 +17,9 @@ from torch import Tensor
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.losses.compensation import EPSILON, Balance
 from fiss.losses.segmentation import wide
-from fiss.sums import class_sums, means
+from fiss.sums import means
 
 Target = Literal["moved", "divided"]
-
-
-def prototypes(p_BDHW: Tensor, labels_BHW: Tensor, count_C: Tensor) -> Tensor:
-    """Mean of the distributions at the pixels of each class, (C, D)."""
-    return class_sums(p_BDHW, labels_BHW, len(count_C)) / count_C.clamp(min=1)[:, None]
 
 
 def relation_targets(teacher_CK: Tensor, how: Target) -> Tensor:
@@ -46,21 +41,18 @@ def relation_targets(teacher_CK: Tensor, how: Target) -> Tensor:
 
 
 def relation_consistency(
-    log_p_BCHW: Tensor,
-    teacher_log_p_BKHW: Tensor,
-    labels_BHW: Tensor,
-    balance: Balance,
-    how: Target,
-    most: float,
-    background: bool,
+    sums_CC: Tensor, teacher_sums_CK: Tensor, balance: Balance, how: Target, most: float, background: bool
 ) -> Tensor:
     """Equation 9: sum over the classes present of weight * KL(target prototype, prototype), by their number.
+
+    From the sums of the probabilities of student and teacher over the pixels of each class.
 
     The weight of a class is the mean gradient of its pixels by that of its group's, at most `most`; it carries no
     gradient.
     """
-    prototype_CC = prototypes(log_p_BCHW.exp(), labels_BHW, balance.count_C)
-    target_CC = relation_targets(prototypes(teacher_log_p_BKHW.detach().exp(), labels_BHW, balance.count_C), how)
+    count_C1 = balance.count_C.clamp(min=1)[:, None]
+    prototype_CC = sums_CC / count_C1
+    target_CC = relation_targets(teacher_sums_CK.detach() / count_C1, how)
     divergence_C = (torch.xlogy(target_CC, target_CC) - target_CC * prototype_CC.clamp(min=1e-12).log()).sum(1)
     first = 0 if background else BACKGROUND + 1
     present = balance.count_C[first:] > 0

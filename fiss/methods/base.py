@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fiss.labels import LabelSpace
-from fiss.losses.segmentation import Over, cross_entropy
+from fiss.losses.segmentation import Over, pixel_mean
 from fiss.models.classifier import Start, Weights
-from fiss.models.segmenter import Output, Segmenter
+from fiss.models.output import Output
+from fiss.models.segmenter import Segmenter
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Method(ABC):
 
     def first_losses(self, step: Step) -> dict[str, Tensor]:
         """Equation 1, the objective while there is nothing to forget: plain cross-entropy."""
-        return {"segmentation": cross_entropy(step.student.log_p_BCHW, step.labels_BHW, self.mean_over)}
+        labels = step.labels_BHW
+        return {"segmentation": pixel_mean(step.student.cross_entropy(labels), labels, self.mean_over)}
 
     @property
     def looks(self) -> bool:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fiss.losses import relation
-from fiss.losses.balanced import balanced_losses
-from fiss.losses.compensation import exponents, groups_of, published_weights
+from fiss.losses.compensation import balance, balanced_weights, exponents, gradients, groups_of, published_weights
 from fiss.losses.pod import local_pod
+from fiss.losses.segmentation import pixel_mean
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
 from fiss.methods.pseudo import PseudoLabelled
@@ -67,36 +67,32 @@ class FBL(PseudoLabelled):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Equation 10: compensation + 0.5 relation consistency + POD."""
         assert step.teacher is not None
-        log_p, taught, old = step.student.log_p_BCHW, step.teacher.log_p_BCHW, step.teacher_channels
-        space, device = step.label_space, log_p.device
+        student, teacher, old, space = step.student, step.teacher, step.teacher_channels, step.label_space
         labels, factor = self.relabel(step)
-        given = None
+        pixels = student.cross_entropy(labels)
+        gradient = gradients(pixels, labels, exponents(space.channels, old, labels.device))
+        mean = balance(gradient, labels, groups_of(space, labels.device))
         if self.weights == "one":
-            given = torch.ones_like(labels, dtype=log_p.dtype)
-        elif self.weights == "published":
-            given = published_weights(step.student.logits_BCHW, labels, space, old)
-        compensation, consistency, weights = balanced_losses(
-            log_p,
-            taught,
-            labels,
-            factor,
-            given,
-            groups_of(space, device),
-            exponents(space.channels, old, device),
-            self.mean_over,
-            self.relation_target if self.relations == "prototypes" else None,
-            self.most_relation,
-            self.relation_background,
-        )
-        terms = {"compensation": compensation}
-        if self.relations == "published":
-            consistency = relation.published_confidence(log_p, taught, labels, weights)
-        if self.relations != "none":
+            weights = torch.ones_like(pixels)
+        elif self.weights == "balanced":
+            weights = balanced_weights(gradient, labels, mean)
+        else:
+            weights = published_weights(student.logits_BCHW, labels, space, old)
+        terms = {"compensation": pixel_mean(pixels * weights * factor[:, None, None], labels, self.mean_over)}
+        if self.relations == "prototypes":
+            ours, theirs = (output.class_sums(labels, space.channels) for output in (student, teacher))
+            consistency = relation.relation_consistency(
+                ours, theirs, mean, self.relation_target, self.most_relation, self.relation_background
+            )
             terms["relation"] = self.relation_weight * consistency
+        elif self.relations == "published":
+            confidence = relation.published_confidence(student.log_p_BCHW, teacher.log_p_BCHW, labels, weights)
+            terms["relation"] = self.relation_weight * confidence
         if self.soft_labels:
-            terms["soft"] = self.soft_labels * relation.published_soft_labels(log_p, step.teacher.logits_BCHW, labels)
+            soft = relation.published_soft_labels(student.log_p_BCHW, teacher.logits_BCHW, labels)
+            terms["soft"] = self.soft_labels * soft
         if self.entropy_term:
-            terms["entropy"] = self.entropy_term * relation.published_entropy_term(log_p)
+            terms["entropy"] = self.entropy_term * relation.published_entropy_term(student.log_p_BCHW)
         if self.pod_features or self.pod_logits:
             maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
             terms["pod"] = weighted_distance(step, local_pod, maps, self.pod_scheduled)

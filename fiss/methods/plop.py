@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fiss.losses.pod import local_pod
-from fiss.losses.segmentation import pixel_cross_entropy, pixel_mean
+from fiss.losses.segmentation import pixel_mean
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
 from fiss.methods.pseudo import PseudoLabelled
@@ -26,7 +26,7 @@ class PLOP(PseudoLabelled):
     def losses(self, step: Step) -> dict[str, Tensor]:
         """Cross-entropy on pseudo labels + POD."""
         labels, factor = self.relabel(step)
-        pixels = pixel_cross_entropy(step.student.log_p_BCHW, labels) * factor[:, None, None]
+        pixels = step.student.cross_entropy(labels) * factor[:, None, None]
         maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
         return {
             "segmentation": pixel_mean(pixels, labels, self.mean_over),

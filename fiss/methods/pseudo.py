@@ -102,11 +102,11 @@ class PseudoLabelled(Method, ABC):
         if self.thresholds == "published":
             return pseudo.published_entropy(step.teacher.log_p_BCHW, step.label_space.channels)
         output = step.teacher if self.entropy_of == "teacher" else step.student
-        return pseudo.entropy(output.log_p_BCHW)
+        return output.entropy[0]
 
     def _classes(self, step: Step) -> Tensor:
         assert step.teacher is not None
-        return step.teacher.log_p_BCHW.max(1).indices
+        return step.teacher.entropy[1]
 
     def _seen(self, step: Step, entropy: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
         """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""

@@ -11,7 +11,7 @@ B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fiss.errors import UserError, unknown
-from fiss.fuse import fused
 from fiss.labels import IGNORE
 from fiss.models.classifier import Classifier, Weights
+from fiss.models.output import Output
 
 Option = str | int | float | bool | tuple[int, ...]
 
@@ -39,32 +39,6 @@ class ModelSpec:
     """Of the encoder: a name the library's hub knows, a local .safetensors file, or `none`."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """Handed to the architecture, for example encoder_output_stride = 16."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """Everything one forward pass offers."""
-
-    logits_BCHW: Tensor
-    """At the input's resolution."""
-    small_BChw: Tensor
-    """At the decoder's resolution."""
-    decoded_BDhw: Tensor
-    """What the classifier sees."""
-    encoded_BDhw: Tensor
-    """The encoder's last map, after its activation."""
-    stages: tuple[Tensor, ...]
-    """The encoder's stages, (B, D, h, w) each."""
-
-    @cached_property
-    def log_p_BCHW(self) -> Tensor:
-        """Log-probabilities at the input's resolution, in float32 or wider; computed once, when first asked for."""
-        return _log_softmax(self.logits_BCHW)
-
-
-@fused
-def _log_softmax(logits_BCHW: Tensor) -> Tensor:
-    return F.log_softmax(logits_BCHW, 1, dtype=torch.float32 if logits_BCHW.element_size() < 4 else None)
 
 
 class _Tap(nn.Module):

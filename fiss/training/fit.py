@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fiss.data.background import Table
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
-from fiss.fuse import fusing
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method, Step
 from fiss.models.classifier import Weights
@@ -46,8 +45,8 @@ class TrainingSpec:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 autocast on a GPU that has it, float32 elsewhere."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """torch.compile of network and losses, which takes a minute or two once and makes every step faster; auto: on a
-    GPU."""
+    """torch.compile of the network below its classifier, which takes a minute or two once and makes every step faster;
+    auto: on a GPU."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0
@@ -210,8 +209,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
         for _ in range(length):
             optimizer.param_groups[0]["lr"] = rate_at(lesson.rate, steps, lesson.horizon)
             step = see(epoch)
-            with fusing(compiles(spec, device)):
-                terms = objective(step)
+            terms = objective(step)
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()

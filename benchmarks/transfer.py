@@ -1,0 +1,56 @@
+"""What travels between server and client in a round, and how long packing takes.
+
+python benchmarks/transfer.py
+"""
+
+from typing import Any
+
+import common
+import torch
+from safetensors.torch import load, save
+from step import Sizes, our_steps
+
+from fiss.models.segmenter import build
+
+
+def main() -> None:
+    """Pack, unpack, and move a model to the device and back."""
+    given = common.arguments(__doc__ or "")
+    sizes = Sizes(given.tiny)
+    network = build(sizes.network, sizes.space.sizes, 0).to(common.device())
+    weights = network.weights()
+    size = sum(t.numel() * t.element_size() for t in weights.values())
+    packed = save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
+    on_cpu = load(packed)
+    rows: list[dict[str, Any]] = [
+        {"what": "a client's copy of its model", "seconds": common.seconds(network.weights, given.tiny)},
+        {
+            "what": "load a model",
+            "seconds": common.seconds(lambda: network.load(weights, sizes.space.sizes), given.tiny),
+        },
+        {
+            "what": "from the device",
+            "seconds": common.seconds(lambda: [t.cpu() for t in weights.values()], given.tiny),
+        },
+        {"what": "pack", "seconds": common.seconds(lambda: save(on_cpu), given.tiny)},
+        {"what": "unpack", "seconds": common.seconds(lambda: load(packed), given.tiny)},
+    ]
+    for row in rows:
+        row["GB/s"] = size / 1e9 / row["seconds"]
+    steps, _, _ = our_steps(sizes, "finetune", False, 5)
+    notes = {
+        "model bytes": size,
+        "bytes down, per client and round": len(packed),
+        "bytes up, per client and round": len(packed),
+        "x model": len(packed) / size,
+        "of a round of 100 steps, packing both ways and unpacking": (rows[3]["seconds"] + rows[4]["seconds"])
+        * 2
+        / (20 * common.seconds(steps, given.tiny)),
+        "note": "the teacher travels once per client and task, in place of being kept by the server for it",
+    }
+    torch.set_grad_enabled(True)
+    common.report("transfer", "python benchmarks/transfer.py", given, rows, notes)
+
+
+if __name__ == "__main__":
+    main()

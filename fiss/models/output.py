@@ -1,0 +1,67 @@
+"""What one forward pass offers, and what losses ask of it pixel by pixel.
+
+On a GPU the questions go to kernels that read the logits once (fiss/kernels.py). Elsewhere they share one
+log-softmax.
+
+B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fiss.labels import IGNORE
+from fiss.sums import class_sums, has_kernels
+
+
+@dataclass(frozen=True)
+class Output:
+    """Everything one forward pass offers."""
+
+    logits_BCHW: Tensor
+    """At the input's resolution."""
+    small_BChw: Tensor
+    """At the decoder's resolution."""
+    decoded_BDhw: Tensor
+    """What the classifier sees."""
+    encoded_BDhw: Tensor
+    """The encoder's last map, after its activation."""
+    stages: tuple[Tensor, ...]
+    """The encoder's stages, (B, D, h, w) each."""
+
+    @cached_property
+    def log_p_BCHW(self) -> Tensor:
+        """Log-probabilities at the input's resolution, in float32 or wider; computed once, when first asked for."""
+        logits = self.logits_BCHW
+        return F.log_softmax(logits, 1, dtype=torch.float32 if logits.element_size() < 4 else None)
+
+    def cross_entropy(self, labels_BHW: Tensor) -> Tensor:
+        """-log p(label) of each pixel, 0 where ignored, (B, H, W)."""
+        if has_kernels(self.logits_BCHW):
+            from fiss.kernels import CrossEntropy
+
+            pixels: Tensor = CrossEntropy.apply(self.logits_BCHW, labels_BHW)
+            return pixels
+        return F.nll_loss(self.log_p_BCHW, labels_BHW.long(), ignore_index=IGNORE, reduction="none")
+
+    def class_sums(self, labels_BHW: Tensor, classes: int) -> Tensor:
+        """Sum of the probabilities over the pixels of each class, (classes, C)."""
+        if has_kernels(self.logits_BCHW):
+            from fiss.kernels import ClassSums
+
+            sums: Tensor = ClassSums.apply(self.logits_BCHW, labels_BHW, classes)
+            return sums
+        return class_sums(self.log_p_BCHW.exp(), labels_BHW, classes)
+
+    @cached_property
+    def entropy(self) -> tuple[Tensor, Tensor]:
+        """-sum p ln p over the channels in nats, and the most probable channel, (B, H, W) each; no gradient."""
+        if has_kernels(self.logits_BCHW):
+            from fiss.kernels import entropy
+
+            return entropy(self.logits_BCHW)
+        log_p = self.log_p_BCHW.detach()
+        return -(log_p.exp() * log_p).sum(1), log_p.max(1).indices
