@@ -29,7 +29,7 @@ def one(clients: int, tiny: bool) -> dict[str, Any]:
     world = WorldSpec(
         clients=clients, joiners=clients // 10, per_round=4, rounds=1 if tiny else 4, class_ratio=0.7, sample_ratio=0.1
     )
-    data = replace(preset.data, shapes_train=120 if tiny else 600, shapes_val=8 if tiny else 40)
+    data = replace(preset.data, shapes_train=90 if tiny else 600, shapes_val=4 if tiny else 40)
     training = replace(preset.training, epochs=1 if tiny else 2, device="cpu", threads=1)
     config = replace(preset, world=world, data=data, training=training)
     with tempfile.TemporaryDirectory() as folder:

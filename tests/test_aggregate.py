@@ -1,3 +1,4 @@
+import weakref
 from itertools import permutations
 
 import pytest
@@ -66,3 +67,28 @@ def test_a_bad_update_is_refused_and_named(bad, says):
     assert list(result.refused) == [7]
     with pytest.raises(UserError, match=says):
         aggregate(SENT, [Reply(7, 5, bad)], "uniform")
+
+
+def test_replies_are_added_up_as_they_come():
+    """In order, one reply is alive besides the sum; one that comes early waits, and the bits are the same."""
+    alive, most = weakref.WeakSet(), []
+
+    def replies(order):
+        for client in order:
+            values = torch.full((3,), 0.1 * (client + 1))
+            alive.add(values)
+            most.append(len(alive))
+            yield Reply(client, 5, {"weight": values})
+            del values
+
+    sent = {"weight": torch.zeros(3)}
+    straight = aggregate(sent, replies(range(6)), "uniform", range(6))
+    assert max(most) == 1
+    assert [r.client for r in straight.replies] == list(range(6))
+    assert all(not r.weights for r in straight.replies)
+    most.clear()
+    mixed = aggregate(sent, replies([1, 0, 3, 5, 4, 2]), "uniform", range(6))
+    assert max(most) == 4  # clients 3, 5 and 4 wait for client 2
+    assert torch.equal(mixed.weights["weight"], straight.weights["weight"])
+    missing = aggregate(sent, replies([4, 1]), "uniform", range(6))
+    assert missing.weights["weight"].tolist() == pytest.approx([0.35] * 3)

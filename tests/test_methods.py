@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import TINY_NETWORK
 from test_runs import KillAtStep, killed, result
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fiss import experiment, methods
 from fiss.checkpoint import RunFolder
@@ -395,3 +396,34 @@ def test_a_method_must_have_losses():
     with pytest.raises(TypeError, match="losses"):
         Nothing()
     assert [f.name for f in fields(methods.Method)] == ["start", "mean_over"]
+
+
+class Waiting(TorchDispatchMode):
+    """Notes every operation whose result must come back from the device before the next one can be sent."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal", "bincount")
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.split(".")[0]
+        masks = [a for a in (args[1] if name in ("index", "index_put_") else ()) if a is not None]
+        if any(word in name for word in self.WAITS) or any(a.dtype in (torch.bool, torch.uint8) for a in masks):
+            self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not methods.find(n).looks])
+def test_no_step_waits_for_the_device(name):
+    method = methods.find(name)
+    _, step = make_step(method, 3, some_labels("some", 3))
+    waiting = Waiting()
+    with waiting:
+        terms = losses(method, step, 3)
+        torch.stack(list(terms.values())).sum().backward()
+    assert not waiting.seen
+    with waiting:
+        float(next(iter(terms.values())).detach())
+    assert waiting.seen  # it does notice

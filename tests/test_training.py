@@ -294,3 +294,56 @@ def test_impossible_evaluation():
         EvaluationSpec(size=0)
     with pytest.raises(UserError, match=r"evaluation\.views"):
         EvaluationSpec(views=())
+
+
+def test_networks_and_optimizer_are_made_once(model):
+    """The teacher is loaded when it changes; the optimizer is rebuilt when the classifier grows, and forgets."""
+    teacher = build(TINY_NETWORK, SPACE.sizes, 1)
+    trainer = Trainer(model, teacher, Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), training())
+    weights = teacher.weights()
+    assert trainer.teach(weights, SPACE.sizes) is teacher
+    assert not teacher.training
+    loaded = []
+    teacher.load = lambda *arguments: loaded.append(arguments)
+    trainer.teach(weights, SPACE.sizes)
+    assert not loaded
+    trainer.teach(dict(weights), SPACE.sizes)
+    assert len(loaded) == 1
+    first = trainer.fresh_optimizer(0.1)
+    first.state[next(model.parameters())]["momentum_buffer"] = torch.ones(1)
+    assert trainer.fresh_optimizer(0.1) is first
+    assert not first.state
+    model.load(grow(model.weights(), 2, "background", 0), (*SPACE.sizes, 2))
+    assert trainer.fresh_optimizer(0.1) is not first
+
+
+def test_compiling_happens_once_not_with_every_client_round_or_growth(tiny, tmp_path, monkeypatch):
+    """Three tasks compile what one task compiles, and the teacher's forward pass; the scores are the same."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from fiss import experiment, methods
+    from fiss.checkpoint import RunFolder
+    from fiss.data.world import TaskSpec
+
+    counts, compile_ = [], torch.compile
+    for split in ("disc, ring, square, triangle, star, cross", "disc, ring, square, triangle; star, cross; arrow, ell"):
+        for mode in ("never", "always"):
+            torch._dynamo.reset()
+            counter = CompileCounterWithBackend("eager")
+            monkeypatch.setattr(torch, "compile", lambda f, counter=counter: compile_(f, backend=counter))
+            config = replace(
+                tiny,
+                tasks=TaskSpec(split),
+                method=methods.find("fbl"),
+                training=replace(tiny.training, compile=mode, batch=2),
+            )
+            path = tmp_path / f"{len(counts)}"
+            experiment.start(config, path, Watcher())
+            counts.append(counter.frame_count)
+        never, always = (
+            [record["iou"] for record in RunFolder(tmp_path / str(len(counts) - k)).records("scores.jsonl")]
+            for k in (2, 1)
+        )
+        assert never == always
+    assert counts[0] == counts[2] == 0
+    assert 1 <= counts[1] <= counts[3] <= 2 * counts[1]

@@ -61,13 +61,7 @@ def aggregate(
             continue
         amount = reply.images if weighting == "images" else 1
         amounts += amount
-        for name, tensor in reply.weights.items():
-            if not tensor.is_floating_point():
-                total[name] = torch.maximum(total[name], tensor) if name in total else tensor
-            elif name in total:
-                total[name].add_(tensor, alpha=amount)
-            else:
-                total[name] = tensor.double() * amount
+        _add(total, reply.weights, amount)
         del reply
     if not amounts and refused:
         reasons = "; ".join(f"client {client}: {why}" for client, why in refused.items())
@@ -86,6 +80,16 @@ def _in_order(replies: Iterable[Reply], asked: list[int]) -> Iterator[Reply]:
             yield early.pop(asked.pop(0))
     for client in sorted(early):
         yield early.pop(client)
+
+
+def _add(total: Weights, weights: Weights, amount: int) -> None:
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            total[name] = torch.maximum(total[name], tensor) if name in total else tensor
+        elif name in total:
+            total[name].add_(tensor, alpha=amount)
+        else:
+            total[name] = tensor.double() * amount
 
 
 def _divided(total: Tensor, amounts: int, like: Tensor) -> Tensor:

@@ -1,0 +1,115 @@
+"""Run by test_kernels.py under TRITON_INTERPRET=1: every kernel on CPU tensors against plain PyTorch."""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from fiss import kernels, methods
+from fiss.labels import LabelSpace
+from fiss.losses import pod
+from fiss.losses.pod import _Strips
+from fiss.methods.base import Step
+from fiss.models import output as outputs
+from fiss.models.output import Output
+from fiss.sums import class_sums
+
+torch.set_num_threads(1)
+
+
+def near(a, b, tolerance):
+    assert a.shape == b.shape
+    assert float((a.double() - b.double()).abs().max()) <= tolerance, float((a.double() - b.double()).abs().max())
+
+
+def pixels():
+    for batch, channels, height, width in ((2, 5, 7, 9), (1, 21, 13, 11), (1, 70, 4, 6), (1, 151, 3, 7)):
+        for kind, tolerance in ((torch.float32, 5e-6), (torch.bfloat16, 2e-2)):
+            logits = (torch.randn(batch, channels, height, width) * 3).to(kind).requires_grad_()
+            labels = torch.randint(0, channels, (batch, height, width), dtype=torch.uint8)
+            labels[:, 0] = 255
+            up = torch.randn(labels.shape)
+            ours = kernels.CrossEntropy.apply(logits, labels)
+            theirs = F.cross_entropy(logits.float(), labels.long(), ignore_index=255, reduction="none")
+            near(ours, theirs, 5e-6)
+            (a,), (b,) = (torch.autograd.grad((z * up).sum(), logits) for z in (ours, theirs))
+            near(a, b, tolerance)
+            classes = channels + 3  # more classes than the teacher has channels
+            up = torch.randn(classes, channels)
+            ours = kernels.ClassSums.apply(logits, labels, classes)
+            theirs = class_sums(logits.float().softmax(1), labels, classes)
+            near(ours, theirs, 5e-6)
+            (a,), (b,) = (torch.autograd.grad((z * up).sum(), logits) for z in (ours, theirs))
+            near(a, b, tolerance)
+            entropy, best = kernels.entropy(logits)
+            log_p = logits.detach().float().log_softmax(1)
+            near(entropy, -(log_p.exp() * log_p).sum(1), 5e-6)
+            assert torch.equal(best.long(), log_p.max(1).indices)
+            print(batch, channels, kind, "agrees")
+    sure = torch.zeros(1, 4, 2, 2)
+    sure[:, 1] = 800.0  # probabilities of exactly 0 and 1
+    entropy, best = kernels.entropy(sure)
+    assert entropy.abs().max() == 0
+    assert (best == 1).all()
+
+
+def strips():
+    for shape, scale in (((2, 5, 8, 12), 4), ((1, 130, 8, 4), 2), ((1, 3, 40, 36), 1), ((2, 7, 4, 4), 4)):
+        for kind in (torch.float32, torch.bfloat16):
+            student, teacher = (
+                torch.randn(shape).to(kind).contiguous(memory_format=torch.channels_last) for _ in range(2)
+            )
+            student.requires_grad_()
+            ours, theirs = (function.apply(student, teacher, scale) for function in (kernels.Strips, _Strips))
+            ups = [torch.randn_like(part) for part in ours]
+            for a, b in zip(ours, theirs, strict=True):
+                near(a, b, 1e-5)
+            (a,), (b,) = (torch.autograd.grad(parts, student, ups) for parts in (ours, theirs))
+            near(a, b, 1e-5 if kind == torch.float32 else 0.1)
+            assert a.is_contiguous(memory_format=torch.channels_last)
+            same = kernels.Strips.apply(student, student.detach().clone(), scale)
+            assert all(float(part.abs().max()) == 0 for part in same)
+            print(shape, kind, "agrees")
+
+
+def method():
+    """Whole methods, with and without kernels: the same terms, the same gradients."""
+    space = LabelSpace((("a", "b", "c"), ("d", "e")))
+    for name in ("finetune", "plop", "fbl", "fbl-paper"):
+        results = []
+        for on in (False, True):
+            torch.manual_seed(0)
+            outputs.has_kernels = pod.has_kernels = lambda tensor, on=on: on  # type: ignore[assignment]
+            student, teacher = ([torch.randn(2, d, 8, 8) for d in (c, c, 5, 6, 7)] for c in (6, 4))
+            leaves = [
+                tensor.contiguous(memory_format=torch.channels_last if i > 1 else torch.contiguous_format)
+                for i, tensor in enumerate(student)
+            ]
+            leaves = [tensor.requires_grad_() for tensor in leaves]
+            maps = [tensor.contiguous(memory_format=torch.channels_last) for tensor in teacher[2:]]
+            step = Step(
+                torch.randint(0, 6, (2, 8, 8), dtype=torch.uint8) * torch.randint(0, 2, (2, 8, 8), dtype=torch.uint8),
+                Output(leaves[0], leaves[1], leaves[2], leaves[3], (leaves[4],)),
+                Output(teacher[0].contiguous(), teacher[1], maps[0], maps[1], (maps[2],)),
+                space,
+                4,
+                0,
+                {},
+            )
+            chosen = methods.find(name)
+            if chosen.looks:
+                chosen.look(step)
+            terms = chosen.losses(step)
+            gradients = torch.autograd.grad(sum(terms.values()), leaves, allow_unused=True)
+            results.append((terms, gradients))
+        for key, value in results[0][0].items():
+            near(value, results[1][0][key], 1e-5)
+        for a, b in zip(results[0][1], results[1][1], strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                near(a, b, 1e-5)
+        print(name, "agrees")
+
+
+if __name__ == "__main__":
+    {"pixels": pixels, "strips": strips, "method": method}[sys.argv[1]]()

@@ -1,0 +1,51 @@
+"""The GPU kernels, run by Triton's interpreter on the CPU, against what plain PyTorch computes; and the benchmarks,
+once each at tiny sizes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fiss.models.segmenter import _products
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if p.stem != "common")
+
+
+def run(arguments, **environment):
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("part", ["pixels", "strips", "method"])
+def test_kernels_compute_what_pytorch_computes(part):
+    pytest.importorskip("triton")
+    out = run(["tests/interpreted.py", part], TRITON_INTERPRET="1", PYTHONWARNINGS="ignore")
+    assert out.count("agrees") >= 4
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6, 64, 96), (1, 2, 5, 7, 33, 21), (1, 1, 1, 1, 8, 8)])
+def test_enlarging_by_products_is_bilinear_interpolation(shape):
+    """The way a GPU takes, here on the CPU."""
+    *size, height, width = shape
+    small = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    ours, theirs = _products(small, (height, width)), F.interpolate(small, (height, width), mode="bilinear")
+    assert torch.allclose(ours, theirs, atol=1e-6)
+    up = torch.randn_like(ours)
+    (a,), (b,) = (torch.autograd.grad(z, small, up) for z in (ours, theirs))
+    assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_run_and_leave_results(name, tmp_path):
+    out = run([f"benchmarks/{name}.py", "--tiny", "--out", str(tmp_path / "results.json")])
+    assert "tiny" in out
+    assert '"command": "python benchmarks/' + name in (tmp_path / "results.json").read_text()
