@@ -9,8 +9,8 @@ demo: $(READY)
 	$(BIN)/fiss demo
 
 test: $(READY)
-	$(BIN)/ruff format --check fiss tests docs
-	$(BIN)/ruff check fiss tests docs
+	$(BIN)/ruff format --check fiss tests docs benchmarks
+	$(BIN)/ruff check fiss tests docs benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --cov=fiss
 

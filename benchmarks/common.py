@@ -95,7 +95,7 @@ def about_this_run() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "commit": commit or os.environ.get("FISS_COMMIT", "unknown"),
+        "commit": os.environ.get("FISS_COMMIT") or commit or "unknown",
         "date": time.strftime("%Y-%m-%d"),
     }
 

@@ -61,11 +61,10 @@ def main() -> None:
         whole: dict[str, float] = {}
         for name in ("finetune", "fbl"):
             start, out = config(given), Path(folder) / name
-            compile_ = "always" if given.compile else "never"
             start = replace(
                 start,
                 method=method_for(start.name, name),
-                training=replace(start.training, compile=compile_),  # type: ignore[arg-type]
+                training=replace(start.training, compile=given.compile),
                 base=str(base) if name != "finetune" and given.data else "",
             )
             clock, began = Clock(), time.perf_counter()

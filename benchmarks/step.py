@@ -105,7 +105,7 @@ def our_steps(
 ) -> tuple[Callable[[], object], Trainer, Segmenter | None]:
     """Steps of `fit` with that method in the second task; also its trainer, and the teacher if it has one."""
     method = methods.find(name)
-    spec = TrainingSpec(batch=sizes.batch, epochs=1, compile="always" if compiled else "never")
+    spec = TrainingSpec(batch=sizes.batch, epochs=1, compile=compiled)
     kind = "rcil" if name.startswith("rcil") else "finetune"
     student, teacher = networks(kind, sizes.batch, sizes.space.channels, compiled)
     trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]

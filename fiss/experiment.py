@@ -32,7 +32,7 @@ from fiss.models.segmenter import Segmenter, build, check_spec, check_weights
 from fiss.rng import address
 from fiss.training.batches import Reader, steps_per_epoch
 from fiss.training.evaluate import evaluate
-from fiss.training.fit import Trainer, compiles, pick_device, place
+from fiss.training.fit import Trainer, pick_device, place
 from fiss.watch import Watcher
 
 
@@ -88,7 +88,7 @@ class Setup:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(address(self.config.seed, "wire"))
             self.config.method.wire(model)
-        if compiles(self.config.training, self.device):
+        if self.config.training.compile:
             model.compile()
         return place(model, self.device)
 

@@ -44,9 +44,9 @@ class TrainingSpec:
     change or travel back, and clients normalise with those they were given."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 autocast on a GPU that has it, float32 elsewhere."""
-    compile: Literal["auto", "always", "never"] = "auto"
-    """torch.compile of the network below its classifier, which takes a minute or two once and makes every step faster;
-    auto: on a GPU."""
+    compile: bool = False
+    """torch.compile of the network below its classifier: takes minutes once, for long runs of a large network on a
+    GPU."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0
@@ -91,11 +91,6 @@ def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager
     if spec.precision == "bfloat16" or (spec.precision == "auto" and has_it):
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
-
-
-def compiles(spec: TrainingSpec, device: torch.device) -> bool:
-    """Whether training runs compiled."""
-    return spec.compile == "always" or (spec.compile == "auto" and device.type == "cuda")
 
 
 def place(model: Segmenter, device: torch.device) -> Segmenter:
