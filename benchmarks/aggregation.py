@@ -46,16 +46,16 @@ def main() -> None:
             aggregate(sent, replies(), "uniform", range(count))
 
         spent = common.seconds(once, given.tiny)
-        calls = 2 if given.tiny else 8
+        making = made / (2 if given.tiny else 8)
         gib = common.peak_gib(once)
         if gib is None:
             gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append(
             {
                 "replies": count,
-                "seconds": spent - made / calls,
-                "seconds per reply": (spent - made / calls) / count,
-                "GB/s read": count * size / 1e9 / (spent - made / calls),
+                "seconds": spent - making,
+                "seconds per reply": (spent - making) / count,
+                "GB/s read": count * size / 1e9 / (spent - making),
                 "peak GiB": gib,
                 "peak, models": gib * 2**30 / size if torch.cuda.is_available() else None,
             }

@@ -40,8 +40,9 @@ def main() -> None:
                 reader.ask([[(i, 0) for i in range(a, min(a + 24, count))] for a in range(0, count, 24)])
                 while next(reader, None) is not None:
                     pass
-            reader.ask(batches)
-            next(reader)
+            reader.ask(batches[:1])
+            next(reader)  # the processes are there now
+            reader.ask(batches[1:])
             began = time.perf_counter()
             for _ in range(many - 1):
                 next(reader)

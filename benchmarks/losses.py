@@ -72,18 +72,20 @@ def _measure(
         for leaf in leaves:
             leaf.grad = None
 
-    there = sums._has_triton
-    sums._has_triton = (lambda: False) if not kernels else there  # type: ignore[assignment]
+    there = sums._works
+    sums._works = (lambda device: False) if not kernels else there  # type: ignore[assignment]
     spent, gib = common.seconds(losses, given.tiny), common.peak_gib(losses)
-    sums._has_triton = there
-    # The least that must be moved: every input once forward and once backward, and every gradient once.
-    read = sum(t.numel() * t.element_size() for t in (*leaves, labels))
-    if name != "finetune":
-        read += sum(t.numel() * t.element_size() for t in (*taught_stages, taught_decoded, taught_small))
-    gradients = sum(t.numel() * t.element_size() for t in (leaves if name != "finetune" else [small]))
-    read = read if name != "finetune" else small.numel() * small.element_size() + labels.numel()
-    pixels = labels.numel() * (space.channels + (known if name != "finetune" else 0)) * small.element_size()
-    least = 2 * read + gradients + 3 * pixels  # logits at full size: written once, read forward and backward
+    sums._works = there
+    # The least that must be moved: the student's inputs forward, backward and as gradients; the teacher's once; logits
+    # at full size written once and read once, the student's again going back.
+    size = small.element_size()
+    pixels = labels.numel()
+    if name == "finetune":
+        least = 3 * small.numel() * size + 2 * pixels + 3 * pixels * space.channels * size
+    else:
+        least = 3 * sum(t.numel() for t in leaves) * size + 2 * pixels + 3 * pixels * space.channels * size
+        least += sum(t.numel() for t in (*taught_stages, taught_decoded, taught_small)) * size
+        least += 2 * pixels * known * size
     return {
         "losses": f"{name}, {space.channels} classes" + ("" if kernels else ", without kernels"),
         "ms": 1000 * spent,

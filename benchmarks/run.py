@@ -90,7 +90,9 @@ def main() -> None:
             rows.append(row)
             how = "compiled" if given.compile else "eager"
             what = f"{'a task' if given.data else 'shapes'} end to end"
-            command = "python benchmarks/run.py" + (" --data VOC" if given.data else "")
+            command = "python benchmarks/run.py"
+            if given.data:
+                command += f" --data VOC --rounds {given.rounds} --epochs {given.epochs} --workers {given.workers}"
             command += " --compile" if given.compile else ""
             common.report(f"{what}, {how}" if given.data else what, command, given, rows, {})
 

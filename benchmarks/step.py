@@ -39,6 +39,7 @@ class Sizes:
     """How large everything is."""
 
     def __init__(self, tiny: bool, classes: int = 21, old: int = 17) -> None:
+        self.tiny = tiny
         gpu = torch.cuda.is_available() and not tiny
         self.batch, self.side = (24, 512) if gpu else (4, 64)
         network = presets.PUBLISHED_NETWORK if gpu else presets.SMALL_NETWORK
@@ -48,7 +49,7 @@ class Sizes:
         self.space = self.known.grow(names[old - 1 :])
 
     def batches(self) -> tuple[Tensor, Tensor]:
-        """Noise, and a mask with background, three new classes and an ignored border."""
+        """Noise, and a mask with background, two new classes and an ignored border."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (self.batch, 3, self.side, self.side), generator=generator, dtype=torch.uint8)
         masks = torch.zeros(self.batch, self.side, self.side, dtype=torch.uint8)
@@ -87,17 +88,14 @@ def plain_steps(sizes: Sizes, compiled: bool, count: int = 1) -> Callable[[], ob
 
 
 @cache
-def networks(kind: str, batch: int, classes: int, compiled: bool) -> tuple[Segmenter, Segmenter]:
-    """Student and teacher, wired as the method of that name wants them."""
-    sizes = Sizes(batch != 24, classes)
-    pair = []
-    for space in (sizes.space, sizes.known):
-        model = build(sizes.network, space.sizes, 0)
-        methods.find(kind).wire(model)
-        if compiled:
-            model.compile()
-        pair.append(place(model, common.device()))
-    return pair[0], pair[1]
+def network(kind: str, tiny: bool, taught: bool, compiled: bool) -> Segmenter:
+    """The student, or the teacher, wired as the method of that name wants it; made when first asked for."""
+    sizes = Sizes(tiny)
+    model = build(sizes.network, (sizes.known if taught else sizes.space).sizes, 0)
+    methods.find(kind).wire(model)
+    if compiled:
+        model.compile()
+    return place(model, common.device())
 
 
 def our_steps(
@@ -107,9 +105,10 @@ def our_steps(
     method = methods.find(name)
     spec = TrainingSpec(batch=sizes.batch, epochs=1, compile=compiled)
     kind = "rcil" if name.startswith("rcil") else "finetune"
-    student, teacher = networks(kind, sizes.batch, sizes.space.channels, compiled)
+    student = network(kind, sizes.tiny, False, compiled)
+    teacher = network(kind, sizes.tiny, True, compiled) if method.needs_teacher else None
     trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]
-    taught = trainer.teach(teacher.weights(), sizes.known.sizes) if method.needs_teacher else None
+    taught = trainer.teach(teacher.weights(), sizes.known.sizes) if teacher is not None else None
     lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), 1e-3, 1000, [count], 0)
 
     def steps() -> None:

@@ -46,7 +46,7 @@ def main() -> None:
         "of a round of 100 steps, packing both ways and unpacking": (rows[3]["seconds"] + rows[4]["seconds"])
         * 2
         / (20 * common.seconds(steps, given.tiny)),
-        "note": "the teacher travels once per client and task, in place of being kept by the server for it",
+        "note": "an order also names the teacher, which an engine has to send once per client and task",
     }
     torch.set_grad_enabled(True)
     common.report("transfer", "python benchmarks/transfer.py", given, rows, notes)

@@ -231,6 +231,9 @@ def config_digest(config: Config) -> str:
     values = to_dict(config)
     for key in ("device", "workers", "cache"):
         del values["training"][key]
+    for key, default in (("compile", False), ("later_epochs", 0)):  # newer than the first runs, which had no such key
+        if values["training"][key] == default:
+            del values["training"][key]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The command line. Heavy libraries are imported inside the commands, so that --help answers at once."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,6 +91,65 @@ def eval_(
 
 
 @app.command()
+def sweep(
+    what: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset or a config file.")],
+    methods_: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Separated by commas: methods, ablations (fbl-without-pod), joint; or paper, ablations, all.",
+        ),
+    ] = "paper",
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "2023",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all runs; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the run folders go; give it again to go on.")] = Path("runs/sweep"),
+) -> None:
+    """Many runs with one command: methods times seeds, the first task shared, what is done skipped."""
+    from contextlib import nullcontext
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from fiss import sweep as sweeping
+    from fiss.display import sweep_table
+
+    preset = _config(what, "", [], setting or [], None, None, False)
+    names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
+    plan = sweeping.plan(preset, names, _numbers(seeds), out)
+    sweeping.check(plan)
+    console = Console()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    with live or nullcontext():
+
+        def tell(board: Sequence[sweeping.Progress]) -> None:
+            if live:
+                live.update(sweep_table(board), refresh=True)
+
+        ended = []
+        for progress in sweeping.play(plan, jobs, tell):
+            ended.append(progress)
+            if not live:
+                scores = "  ".join("-" if v is None else f"{v:.1f}" for v in progress.miou)
+                print(f"{progress.state}: {progress.job.folder.name}  {scores}  {progress.detail}", flush=True)
+    good = [job.folder for job in plan if (job.folder / "scores.jsonl").is_file()]
+    if good:
+        compare(good, preset.evaluation.views[0], False)
+    failed = [p for p in ended if p.state == "failed"]
+    if failed:
+        raise UserError(f"{len(failed)} of {len(plan)} runs failed: {failed[0].job.folder.name}: {failed[0].detail}")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers separated by commas.") from None
+
+
+@app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Where its two runs go. Default: runs/demo, numbered.")] = None,
     setting: Annotated[
@@ -131,26 +190,38 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Runs side by side: mean and deviation over seeds."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     from fiss import tables
-    from fiss.display import CAPTION
+    from fiss.display import CAPTION, show
 
     comparison = tables.compare(runs, view)
     if markdown:
         print(comparison.markdown())
         return
-    table = Table(title=comparison.title, title_justify="left", caption=CAPTION, caption_justify="left")
-    for name in comparison.head:
-        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*map(escape, row))
-    console = Console()
-    console.print(table)
-    for note in comparison.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    show(comparison, CAPTION)
+
+
+@app.command()
+def table(
+    preset: Annotated[str, typer.Argument(help="voc-15-1, voc-4-4, voc-8-2 or ade-100-10, also with -small.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run folders; none: as published.")
+    ] = None,
+    view: Annotated[str, typer.Option(help="published or full.")] = "published",
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown or csv.")] = "terminal",
+) -> None:
+    """The paper's tables, our numbers beside the published ones."""
+    from fiss import paper
+    from fiss.display import show
+    from fiss.errors import unknown
+
+    forms = ("terminal", "markdown", "csv")
+    if form not in forms:
+        raise unknown("format", form, forms)
+    for comparison in paper.tables(preset, runs or [], view):
+        if form == "terminal":
+            show(comparison, "percent; ours / published")
+        else:
+            print(f"\n{comparison.title}\n\n{comparison.markdown()}" if form == "markdown" else comparison.csv())
 
 
 @app.command()

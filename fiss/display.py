@@ -12,6 +12,8 @@ from rich.table import Table
 
 from fiss.data.dataset import Dataset
 from fiss.data.index import Index
+from fiss.sweep import Progress as SweepProgress
+from fiss.tables import Comparison
 from fiss.watch import Watcher
 
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
@@ -148,6 +150,35 @@ def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
         names = max((r["iou"] for r in records), key=len)
         for name in names:
             row(name, [r["iou"].get(name) for r in records])
+    return table
+
+
+def show(comparison: Comparison, caption: str) -> None:
+    """Print a table of strings, and what is to be said about it."""
+    table = Table(title=comparison.title, title_justify="left", caption=caption, caption_justify="left")
+    for i, name in enumerate(comparison.head):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    for row in comparison.rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def sweep_table(board: Iterable[SweepProgress]) -> Table:
+    """Every run of a sweep: where it stands, and its mIoU after each task."""
+    board = list(board)
+    tasks = max((len(p.miou) for p in board), default=0)
+    table = Table(title="sweep", title_justify="left")
+    for head in ("run", "", *(f"task {t}" for t in range(tasks)), ""):
+        table.add_column(head, justify="right" if head.startswith("task") else "left", overflow="fold")
+    styles = {"finished": "green", "failed": "red", "running": "bold", "waiting": "dim"}
+    for p in board:
+        cells = ["-" if v is None else f"{v:.1f}" for v in p.miou]
+        cells += [""] * (tasks - len(cells))
+        style = styles[p.state]
+        table.add_row(escape(p.job.folder.name), f"[{style}]{p.state}[/]", *cells, f"[dim]{escape(p.detail)}[/]")
     return table
 
 

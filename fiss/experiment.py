@@ -16,7 +16,7 @@ from fiss.checkpoint import RunFolder, State
 from fiss.config import Config
 from fiss.data.background import evaluation_table
 from fiss.data.dataset import Dataset, Split
-from fiss.data.decoded import Decoded
+from fiss.data.decoded import Decoded, free_bytes
 from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages, View
@@ -65,7 +65,7 @@ class Setup:
     @cached_property
     def decoded(self) -> tuple[Split, Split]:
         """Both splits, kept in memory once read; validation images, which are all read in every round, first."""
-        most = int(self.config.training.cache * 2**30)
+        most = min(int(self.config.training.cache * 2**30), free_bytes() // 2)
         val = Decoded(self.dataset.val, self.val.sizes, most)
         return Decoded(self.dataset.train, self.train.sizes, most - val.bytes_kept), val
 
@@ -88,8 +88,6 @@ class Setup:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(address(self.config.seed, "wire"))
             self.config.method.wire(model)
-        if self.config.training.compile:
-            model.compile()
         return place(model, self.device)
 
     @cached_property
@@ -124,7 +122,8 @@ def prepare(config: Config, watcher: Watcher) -> Setup:
     """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
-    pick_device(config.training.device)
+    if (device := pick_device(config.training.device)).type == "cuda":
+        torch.cuda.set_device(device)
     check_spec(config.model)
     dataset = open_dataset(config.data)
     for notice in dataset.notices:
@@ -148,9 +147,8 @@ def _steps(config: Config, plan: Plan, start: int = 0) -> int:
     training = config.training
 
     def of(task: int, client: int) -> int:
-        return training.epochs * steps_per_epoch(
-            len(plan.holdings[task, client].images), training.batch, training.drop_last
-        )
+        images = len(plan.holdings[task, client].images)
+        return training.epochs_in(task) * steps_per_epoch(images, training.batch, training.drop_last)
 
     return sum(
         turn.steps if turn.steps is not None else of(turn.task, client)
@@ -213,6 +211,10 @@ def _go_on(
     first = setup.tasks.label_space(0)
     label_space = state.server.label_space if state else first
     teacher = setup.network(label_space) if config.method.needs_teacher else None
+    if config.training.compile:
+        student.compile()
+        if teacher is not None:
+            teacher.compile()
     if state is not None:
         load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
     elif base is not None:

@@ -3,6 +3,7 @@
 B batch, C classes, D values of a pixel, H W pixels, N pixels in any arrangement.
 """
 
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -16,13 +17,24 @@ for each other."""
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Whether the kernels of fiss/kernels.py serve this tensor: it is on a GPU, and Triton is there."""
-    return tensor.is_cuda and _has_triton()
+    """Whether the kernels of fiss/kernels.py serve this tensor: it is on a GPU, and Triton works there."""
+    return tensor.is_cuda and _works(tensor.device)
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _works(device: torch.device) -> bool:
+    """Tries one: an old GPU, or a machine without a compiler, is served by plain PyTorch."""
+    if find_spec("triton") is None:
+        return False
+    from fiss.kernels import entropy
+
+    try:
+        with torch.inference_mode(False):
+            entropy(torch.zeros(1, 2, 1, 1, device=device))
+    except Exception as error:  # whatever Triton raises, it is not for a run to die of
+        warnings.warn(f"GPU kernels do not work here, plain PyTorch is slower ({error}).", stacklevel=2)
+        return False
+    return True
 
 
 def add_up(index_N: Tensor, size: int, values_N: Tensor | None = None) -> Tensor:

@@ -6,7 +6,9 @@ method that differ say in what.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from csv import writer
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,7 +18,17 @@ from fiss.config import Config, to_dict
 from fiss.errors import UserError
 from fiss.methods import label_of
 
-FREE = ("seed", "base", "keep", "training.device", "training.workers", "training.threads", "data.root", "model.weights")
+FREE = (
+    "seed",
+    "base",
+    "keep",
+    "training.device",
+    "training.workers",
+    "training.threads",
+    "training.cache",
+    "data.root",
+    "model.weights",
+)
 """Keys in which runs of one row may differ."""
 
 
@@ -34,6 +46,12 @@ class Comparison:
         lines = [self.head, ("---",) * len(self.head), *self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n".join([table, *(f"\n{note}" for note in self.notes)])
+
+    def csv(self) -> str:
+        """As comma-separated values, the title first."""
+        text = StringIO()
+        writer(text, lineterminator="\n").writerows([(self.title,), self.head, *self.rows])
+        return text.getvalue()
 
 
 def compare(paths: Iterable[Path], view: str) -> Comparison:

@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_line(tiny, tmp_path, capsys, monkeypatch):
 
 def test_the_app_knows_its_commands():
     result = CliRunner().invoke(cli.app, ["--help"])
-    for command in ("run", "resume", "eval", "presets", "methods", "data"):
+    for command in ("run", "resume", "eval", "sweep", "table", "compare", "presets", "methods", "data"):
         assert command in result.output
 
 

@@ -1,8 +1,10 @@
 import tomllib
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
+from fiss import presets
+from fiss.checkpoint import config_digest
 from fiss.config import Config, from_dict, meanings, parse_settings, read_toml, to_toml, with_settings
 from fiss.errors import UserError
 from fiss.presets import PRESETS, find
@@ -155,3 +157,14 @@ def test_coefficients_of_ade20k_belong_to_its_preset():
 
 def test_the_default_config_is_complete():
     assert from_dict({}) == Config()
+
+
+def test_runs_of_the_first_version_can_be_resumed():
+    """Digests as the first version wrote them: keys that came later count only where they differ from their default."""
+    assert config_digest(presets.shapes()).startswith("d34dd1f641bef96d")
+    assert config_digest(presets.voc_4_4()).startswith("cc5dd72b86fffa20")
+    for changes in ({"compile": True}, {"later_epochs": 1}, {"batch": 9}):
+        other = replace(presets.shapes(), training=replace(presets.shapes().training, **changes))
+        assert config_digest(other) != config_digest(presets.shapes())
+    other = replace(presets.shapes(), training=replace(presets.shapes().training, workers=3, cache=0.5))
+    assert config_digest(other) == config_digest(presets.shapes())

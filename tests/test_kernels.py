@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fiss import sums
 from fiss.models.segmenter import _products
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,30 @@ def test_enlarging_by_products_is_bilinear_interpolation(shape):
     up = torch.randn_like(ours)
     (a,), (b,) = (torch.autograd.grad(z, small, up) for z in (ours, theirs))
     assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_a_model_may_be_scored_before_it_is_trained(monkeypatch):
+    """What is kept of the way a GPU takes must not belong to inference mode."""
+    from fiss.models import segmenter
+
+    segmenter._bilinear.cache_clear()
+    small = torch.randn(1, 2, 4, 4, requires_grad=True)
+    with torch.inference_mode():
+        _products(small, (8, 8))
+    _products(small, (8, 8)).sum().backward()
+    assert small.grad is not None
+
+
+def test_kernels_that_do_not_work_are_not_used(monkeypatch):
+    sums._works.cache_clear()
+    device = torch.device("cpu")  # Triton has no driver for it
+    with pytest.warns(UserWarning, match="plain PyTorch is slower"):
+        assert not sums._works(device)
+    sums._works.cache_clear()
+    monkeypatch.setattr(sums, "find_spec", lambda name: None)
+    assert not sums._works(device)
+    sums._works.cache_clear()
+    assert not sums.has_kernels(torch.zeros(1))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

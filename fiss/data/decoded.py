@@ -5,6 +5,7 @@ the others have read.
 """
 
 import mmap
+import os
 from collections.abc import Sequence
 from multiprocessing import get_context
 
@@ -12,6 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiss.data.dataset import Bytes, Split
+
+
+def free_bytes() -> int:
+    """Memory that is free now; where the system does not say, more than anyone has."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 2**62
 
 
 class Decoded:

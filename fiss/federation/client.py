@@ -30,7 +30,7 @@ class Site:
 def batches(order: Order, site: Site, method: Method, spec: TrainingSpec) -> list[list[Batch]]:
     """What the order makes the client read, by epoch: whole epochs, or exactly the steps ordered."""
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
-    left = spec.epochs * per_epoch if order.steps is None else order.steps
+    left = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
     epochs: list[list[Batch]] = []
     while left > 0 and per_epoch:
         where = ("client", order.client, "round", order.round, "epoch", len(epochs))
@@ -67,7 +67,7 @@ def answer(
     trainer.student.load(order.weights, order.label_space.sizes)
     taught_by = order.teacher if method.needs_teacher else None
     teacher = trainer.teach(taught_by.weights, taught_by.label_space.sizes) if taught_by is not None else None
-    steps = spec.epochs * per_epoch if order.steps is None else order.steps
+    steps = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
     epochs = [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
     table = training_table(site.classes, order.label_space, site.labelled)
     lesson = Lesson(order.label_space, table, memory.rate, steps * order.rounds_left, epochs, memory.epochs)

@@ -1,6 +1,5 @@
 """Pseudo labels from the teacher, as PLOP and FBL share them: which background pixels become an old class again."""
 
-import math
 from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -67,7 +66,7 @@ class PseudoLabelled(Method, ABC):
         labels, state = step.labels_BHW, step.state
         entropy, classes = self._entropy(step), self._classes(step)
         if self.thresholds == "constant":
-            accepted = step.teacher.log_p_BCHW.amax(1) > math.log(self.constant)
+            accepted = step.teacher.log_p_BCHW.amax(1).exp() > self.constant
         else:
             threshold = self._thresholds(step, entropy, classes)[classes]
             accepted = entropy < threshold if self.thresholds == "published" else entropy <= threshold

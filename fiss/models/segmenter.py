@@ -144,8 +144,9 @@ def _products(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
 @lru_cache(maxsize=32)
 def _bilinear(new: int, old: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The matrix, (new, old), that interpolates along one side."""
-    one = torch.eye(old, device=device)[None]
-    return F.interpolate(one, new, mode="linear")[0].T.to(dtype)
+    with torch.inference_mode(False):  # it may be made while scoring and is kept for training
+        one = torch.eye(old, device=device)[None]
+        return F.interpolate(one, new, mode="linear")[0].T.to(dtype)
 
 
 def pad(images_BCHW: Tensor, labels_BHW: Tensor, divisor: int) -> tuple[Tensor, Tensor]:

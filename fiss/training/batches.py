@@ -61,6 +61,7 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
             collate_fn=stack,
             pin_memory=pin,
             persistent_workers=workers > 0,
+            multiprocessing_context="fork" if workers else None,  # they share the memory of decoded images
             generator=torch.Generator(),  # so that making a loader does not move the global stream
         )
         self._reading: Iterator[tuple[Tensor, Tensor]] | None = None

@@ -27,6 +27,8 @@ class TrainingSpec:
 
     epochs: int = 6
     """Local epochs per round."""
+    later_epochs: int = 0
+    """Local epochs per round in every later task; 0: as many as in the first."""
     batch: int = 24
     """Images per step."""
     first_rate: float = 0.01
@@ -52,13 +54,15 @@ class TrainingSpec:
     workers: int = 0
     """Processes that read images; 0 reads them in the training process."""
     cache: float = 4.0
-    """GiB of memory for decoded images, shared by those processes; 0: every image is decoded each time."""
+    """GiB of memory for decoded images, shared by those processes, at most half of what is free; 0: every image is
+    decoded each time."""
     threads: int = 0
     """CPU threads of torch; 0 leaves its own choice."""
 
     def __post_init__(self) -> None:
         for field, least in (
             ("epochs", 1),
+            ("later_epochs", 0),
             ("batch", 2),
             ("workers", 0),
             ("threads", 0),
@@ -71,6 +75,10 @@ class TrainingSpec:
         for field in ("first_rate", "later_rate"):
             if getattr(self, field) <= 0:
                 raise UserError(f"training.{field} = {getattr(self, field)}: must be above 0.")
+
+    def epochs_in(self, task: int) -> int:
+        """Local epochs per round of a task."""
+        return self.later_epochs if task and self.later_epochs else self.epochs
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,0 +1,245 @@
+"""The paper's tables, and many runs with one command."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import make_published
+import pytest
+from typer.testing import CliRunner
+
+from fiss import cli, experiment, methods, paper, presets, sweep
+from fiss.checkpoint import RunFolder
+from fiss.config import to_toml
+from fiss.data import voc
+from fiss.errors import UserError
+from fiss.watch import Watcher
+
+
+def invoke(*arguments):
+    """A command of the command line; gives what it printed, raises what it raises."""
+    result = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False, env={"COLUMNS": "200"})
+    return result.output
+
+
+VOC = ("voc-15-1", "voc-4-4", "voc-8-2")
+RECORD = Path(__file__).parents[2] / "shared" / "reference" / "results.json"
+
+
+@pytest.mark.skipif(not RECORD.is_file(), reason="the full record of the published results is not here")
+def test_published_numbers_are_those_of_the_record():
+    assert paper.published() == make_published.extract(json.loads(RECORD.read_text()))
+
+
+@pytest.mark.parametrize("name", VOC)
+def test_published_numbers_agree_with_themselves(name):
+    """Facts that a slip of the pen would break: means of classes, leads, the last of task-wise numbers."""
+    record = paper.published()[name]
+    final = record["paper"]["final"]["methods"]
+    assert list(final) == list(sweep.PAPER)
+    for method, row in final.items():
+        assert len(row["iou_per_class"]) == 21
+        assert sum(row["iou_per_class"]) / 21 == pytest.approx(row["miou"], abs=0.11)
+        if method != "fbl":
+            assert final["fbl"]["miou"] - row["miou"] == pytest.approx(row["fbl_improvement"], abs=0.051)
+        if (name, method) != ("voc-15-1", "rcil"):  # the one that is another run
+            assert row["iou_per_class"] == pytest.approx(record["logs"][method]["iou_per_class"], abs=0.051)
+    for method, log in record["logs"].items():
+        assert log["task_wise_miou"][-1] == pytest.approx(log["miou"])
+        assert sum(log["iou_per_class"]) / 21 == pytest.approx(log["miou"], abs=0.01)
+        for kind in ("task_wise_miou", "ablation_task_wise_miou"):
+            printed = record["paper"].get(kind, {"methods": {}})["methods"].get(method)
+            assert printed is None or printed == pytest.approx(log["task_wise_miou"], abs=0.051)
+    for method, row in record["paper"].get("ablation_final", {"methods": {}})["methods"].items():
+        parts = [key for key in row if key.startswith("miou_")]
+        sizes = [
+            int(last) - int(first) + 1 for first, last in (part.removeprefix("miou_").split("-") for part in parts)
+        ]
+        assert sum(sizes) == 21
+        whole = sum(row[part] * size for part, size in zip(parts, sizes, strict=True)) / 21
+        assert whole == pytest.approx(row["miou"], abs=0.11), method
+
+
+def test_published_numbers_of_ade20k_agree_with_themselves():
+    final = paper.published()["ade-100-10"]["paper"]["final"]["methods"]
+    for method, row in final.items():
+        groups = row["miou_per_group"]
+        sizes = [int(b) - int(a) + 1 for a, b in (key.split("-") for key in groups)]
+        assert sum(sizes) == 151
+        mean = sum(v * n for v, n in zip(groups.values(), sizes, strict=True)) / 151
+        assert mean == pytest.approx(row["miou"], abs=0.25 if method == "plop" else 0.11)  # PLOP's is known to be off
+
+
+def fake_run(folder, preset, method, seed, miou, **changes):
+    """A run folder of that preset as if it had been played to the end."""
+    config = replace(presets.find(preset), method=methods.find(method), seed=seed, **changes)
+    run = RunFolder.create(folder, config)
+    names = ("background", *voc.CLASSES)
+    last = len(config.tasks.split) and {"15-1": 5, "4-4": 4, "8-2": 6}[config.tasks.split]
+    for task in range(last + 1):
+        value = miou + last - task
+        run.append(
+            "scores.jsonl",
+            {
+                "round": task,
+                "task": task,
+                "ends_task": True,
+                "view": "published",
+                "miou": value,
+                "iou": {name: value + (name == "cow") for name in names},
+            },
+        )
+    (folder / "state.json").write_text(json.dumps({"finished": True}))
+    return folder
+
+
+def test_measured_beside_published(tmp_path):
+    runs = [
+        fake_run(tmp_path / "a", "voc-4-4", "fbl", 1, 50.0),
+        fake_run(tmp_path / "b", "voc-4-4", "fbl", 2, 52.0),
+        fake_run(tmp_path / "c", "voc-4-4-small", "mib", 1, 30.0),
+        fake_run(tmp_path / "d", "voc-8-2", "mib", 1, 99.0),
+    ]
+    (tmp_path / "e").mkdir()
+    unfinished = fake_run(tmp_path / "f", "voc-4-4", "lwf", 1, 99.0)
+    (unfinished / "state.json").unlink()
+    classes, tasks, ablations, by_task, logs = paper.tables("voc-4-4", [*runs, tmp_path / "e", unfinished], "published")
+    column = {name: i for i, name in enumerate(classes.head)}
+    row = {cells[0]: cells for cells in classes.rows}
+    assert row["cow"][column["fbl"]] == "52.0 ± 1.4 / 26.0"
+    assert row["mIoU"][column["fbl"]] == "51.0 ± 1.4 / 43.9"
+    assert row["mIoU"][column["mib"]] == "30.0 / 33.0"
+    assert row["mIoU"][column["lwf"]] == "- / 23.8"
+    assert row["Imp."][column["mib"]] == "21.0 / 10.9"
+    said = "\n".join(classes.notes)
+    for text in ("has tasks 8-2", "not a run folder", "f is not finished", "c was made with the preset voc-4-4-small"):
+        assert text in said
+    assert "marked best although MiB" in said
+    task_rows = {cells[0]: cells for cells in tasks.rows}
+    assert task_rows["fbl"][1:3] == ("55.0 ± 1.4 / 70.4", "54.0 ± 1.4 / 62.6") or task_rows["fbl"][1].startswith("55.0")
+    assert {cells[0]: cells for cells in ablations.rows}["fbl"][1] == "51.1 ± 1.4 / 45.8"
+    assert {cells[0] for cells in by_task.rows} >= {"fbl-without-relation"}
+    assert "logs" in logs.title
+    parsed = list(csv.reader(io.StringIO(classes.csv())))
+    assert parsed[1] == list(classes.head)
+    assert parsed[2 + 21] == list(row["mIoU"])
+
+
+def test_the_table_command(tmp_path, capsys):
+    run = fake_run(tmp_path / "a", "voc-15-1", "fbl", 1, 50.0)
+    for form, sign in (("terminal", "┃"), ("markdown", "| mIoU |"), ("csv", "mIoU,")):
+        out = invoke("table", "voc-15-1", str(run), "--format", form)
+        assert sign in out
+        assert "50.0 / 56.6" in out
+    assert "- / 27.9" in invoke("table", "ade-100-10")
+    with pytest.raises(UserError, match="voc-15-1-small"):
+        paper.tables("voc-15-2", [], "published")
+    with pytest.raises(UserError, match="published tables"):
+        paper.tables("shapes", [], "published")
+
+
+def test_small_presets_keep_the_protocol():
+    for name in (*VOC, "ade-100-10"):
+        large, small = presets.find(name), presets.find(f"{name}-small")
+        assert small.name == f"{name}-small"
+        assert small.model.encoder == "resnet50"
+        assert small.augment.crop == small.evaluation.size == 256
+        same = replace(
+            small,
+            name=large.name,
+            model=large.model,
+            augment=large.augment,
+            evaluation=large.evaluation,
+            training=replace(small.training, later_epochs=0),
+        )
+        assert same == large
+    assert [presets.find(f"{name}-small").training.later_epochs for name in VOC] == [0, 2, 2]
+    assert presets.method_for("ade-100-10-small", "mib") == presets.method_for("ade-100-10", "mib")
+
+
+def test_later_tasks_may_have_fewer_epochs(tiny, tmp_path):
+    config = replace(tiny, training=replace(tiny.training, epochs=3, later_epochs=1))
+    folder = experiment.start(config, tmp_path / "r", Watcher())
+    steps = [(r["task"], reply["steps"]) for r in folder.records("rounds.jsonl") for reply in r["replies"]]
+    per_epoch = {task: {s for t, s in steps if t == task} for task in (0, 1)}
+    assert all(s % 3 == 0 for s in per_epoch[0])
+    assert any(s % 3 for s in per_epoch[1])
+    assert sum(s for _, s in steps) == experiment.prepare(config, Watcher()).steps()
+
+
+def test_who_takes_part_in_a_sweep():
+    assert sweep.contenders(["paper"]) == list(sweep.PAPER)
+    assert sweep.contenders(["fbl", "paper"])[0] == "fbl"
+    assert {"fbl-paper", "fbl-without-pod", "joint"} <= set(sweep.contenders(["all"]))
+    with pytest.raises(UserError, match="fbl-without-pod"):
+        sweep.contenders(["fbl-without-pad"])
+
+
+def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
+    config = tmp_path / "tiny.toml"
+    config.write_text(to_toml(replace(tiny, evaluation=replace(tiny.evaluation, views=("published",)))))
+    words = [
+        "sweep",
+        str(config),
+        "--methods",
+        "mib,rcil,fbl-without-pod",
+        "--seeds",
+        "1,2",
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    command = [sys.executable, "-m", "fiss", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    base = tmp_path / "s" / "tiny-finetune-seed1"
+    while not (base / "weights" / "task-0.safetensors").is_file() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)  # in the middle of it
+    process.wait()
+    out = invoke(*words)
+    runs = sorted(p.name for p in (tmp_path / "s").iterdir() if p.is_dir())
+    names = ("fbl-without-pod", "finetune", "mib", "rcil")
+    assert runs == [f"tiny-{name}-seed{seed}" for name in names for seed in (1, 2)]
+    for name in runs:
+        folder = RunFolder(tmp_path / "s" / name)
+        assert folder.finished()
+        shares = "finetune" not in name and "rcil" not in name
+        assert bool(folder.config().base) == shares
+        first = folder.records("rounds.jsonl")[0]["task"]
+        assert first == (1 if shares else 0)
+    assert "fbl-without-pod" in out
+    assert "task 1" in out
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
+    invoke(*words)  # all done: nothing is touched
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
+    with pytest.raises(UserError, match=r"other settings \(training\)"):
+        invoke(*words, "--set", "training.batch=3")
+
+
+def test_a_run_that_fails_does_not_stop_a_sweep(tiny, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(
+        "from fiss.methods.finetune import Finetune\n"
+        "class Broken(Finetune):\n"
+        "    name = 'broken'\n"
+        "    def losses(self, step):\n"
+        "        raise ValueError('on purpose')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = tmp_path / "tiny.toml"
+    config.write_text(to_toml(tiny))
+    words = ["sweep", str(config), "--methods", "broken:Broken,finetune", "--seeds", "3", "--out", str(tmp_path / "s")]
+    with pytest.raises(UserError, match=r"1 of 2 runs failed: .*on purpose"):
+        invoke(*words)
+    assert RunFolder(tmp_path / "s" / "tiny-finetune-seed3").finished()
+
+
+def test_seeds_are_numbers(tiny, tmp_path):
+    with pytest.raises(UserError, match="whole numbers"):
+        invoke("sweep", "shapes", "--seeds", "1,two", "--out", str(tmp_path))
