@@ -15,16 +15,18 @@ from fiss.models.output import Output
 from fiss.sums import class_sums
 
 torch.set_num_threads(1)
+torch.manual_seed(0)
 
 
 def near(a, b, tolerance):
     assert a.shape == b.shape
-    assert float((a.double() - b.double()).abs().max()) <= tolerance, float((a.double() - b.double()).abs().max())
+    away = float((a.double() - b.double()).abs().max()) / (1 + float(b.double().abs().max()))
+    assert away <= tolerance, away
 
 
 def pixels():
     for batch, channels, height, width in ((2, 5, 7, 9), (1, 21, 13, 11), (1, 70, 4, 6), (1, 151, 3, 7)):
-        for kind, tolerance in ((torch.float32, 5e-6), (torch.bfloat16, 2e-2)):
+        for kind, tolerance in ((torch.float32, 5e-6), (torch.bfloat16, 1e-2)):
             logits = (torch.randn(batch, channels, height, width) * 3).to(kind).requires_grad_()
             labels = torch.randint(0, channels, (batch, height, width), dtype=torch.uint8)
             labels[:, 0] = 255
@@ -65,7 +67,7 @@ def strips():
             for a, b in zip(ours, theirs, strict=True):
                 near(a, b, 1e-5)
             (a,), (b,) = (torch.autograd.grad(parts, student, ups) for parts in (ours, theirs))
-            near(a, b, 1e-5 if kind == torch.float32 else 0.1)
+            near(a, b, 1e-5 if kind == torch.float32 else 1e-2)
             assert a.is_contiguous(memory_format=torch.channels_last)
             same = kernels.Strips.apply(student, student.detach().clone(), scale)
             assert all(float(part.abs().max()) == 0 for part in same)

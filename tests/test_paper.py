@@ -205,7 +205,7 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
     out = invoke(*words)
     runs = sorted(p.name for p in (tmp_path / "s").iterdir() if p.is_dir())
     names = ("fbl-without-pod", "finetune", "mib", "rcil")
-    assert runs == [f"tiny-{name}-seed{seed}" for name in names for seed in (1, 2)]
+    assert runs == [f"tiny-{name}-seed{seed}" for name in names for seed in (1,)]
     for name in runs:
         folder = RunFolder(tmp_path / "s" / name)
         assert folder.finished()
