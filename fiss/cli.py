@@ -45,12 +45,15 @@ def run_(
     ] = None,
 ) -> None:
     """Run an experiment: a federation that learns class after class."""
-    config = _config(what, method, ablate or [], setting or [], seed, base, joint)
     from fiss import experiment
+    from fiss.presets import choose
+
+    config = choose(what, method, ablate or [], setting or [], seed, base, joint)
 
     out = out or _free(Path("runs") / _name(config))
     with _display() as display:
         _with_hint(lambda: experiment.start(config, out, display), out)
+        _report([out], out / "report.html", display)
     _closing(out)
 
 
@@ -61,6 +64,7 @@ def resume(run: RunPath) -> None:
 
     with _display() as display:
         _with_hint(lambda: experiment.resume(run, display), run)
+        _report([run], run / "report.html", display)
     _closing(run)
 
 
@@ -115,8 +119,9 @@ def sweep(
 
     from fiss import sweep as sweeping
     from fiss.display import sweep_table
+    from fiss.presets import choose
 
-    preset = _config(what, "", [], setting or [], None, None, False)
+    preset = choose(what, settings=setting or [])
     names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
     plan = sweeping.plan(preset, names, _numbers(seeds), out)
     sweeping.check(plan)
@@ -166,6 +171,7 @@ def demo(
         base = out / "finetune"
     compare([out / "finetune", out / "fbl"], "published", False)
     picture([out / "finetune", out / "fbl"], out / "demo.png")
+    report([out / "finetune", out / "fbl"], out / "report.html")
 
 
 @app.command()
@@ -198,6 +204,22 @@ def compare(
         print(comparison.markdown())
         return
     show(comparison, CAPTION)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
+    from rich.markup import escape
+
+    from fiss import report as reporting
+
+    with _display() as display:
+        reporting.write(runs, out, display)
+        size = out.stat().st_size / 1e6
+        display.console.print(f"{escape(str(out))}  [dim]{size:.1f} MB, opens in any browser[/]", highlight=False)
 
 
 @app.command()
@@ -300,25 +322,6 @@ def data_check(
     display.console.print("no problems", style="green")
 
 
-def _config(
-    what: str, method: str, ablate: list[str], settings: list[str], seed: int | None, base: Path | None, joint: bool
-) -> "Config":
-    from dataclasses import replace
-
-    from fiss import presets as known
-    from fiss.config import parse_settings, read_toml, with_settings
-    from fiss.methods import ablate as without
-
-    config = read_toml(Path(what)) if what.endswith(".toml") else known.find(what)
-    if method:
-        config = replace(config, method=known.method_for(what, method))
-    for part in ablate:
-        config = replace(config, method=without(config.method, part))
-    config = with_settings(config, parse_settings(settings))
-    changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
-    return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
-
-
 def _name(config: "Config") -> str:
     from fiss.methods import label_of
 
@@ -349,6 +352,16 @@ def _with_hint(work: Callable[[], object], out: Path) -> None:
         raise typer.Exit(130) from None
 
 
+def _report(runs: list[Path], out: Path, display: "Display") -> None:
+    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
+    from fiss import report as reporting
+
+    try:
+        reporting.write(runs, out, display)
+    except UserError as error:
+        display.notice(f"no report: {error}")
+
+
 def _closing(out: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
@@ -366,6 +379,7 @@ def _closing(out: Path) -> None:
         ("splits.json", "who held which images"),
         ("state.json", "where the run stands, and the clients' memories"),
         ("weights", "models after each task and the last rounds"),
+        ("report.html", "all of it on one page, for a browser"),
     ):
         console.print(f"{escape(str(out / name))}  [dim]{what}[/]", highlight=False, soft_wrap=True)
 

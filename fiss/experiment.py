@@ -27,7 +27,7 @@ from fiss.federation.client import Site
 from fiss.federation.loop import Round, Server, run
 from fiss.federation.messages import Snapshot
 from fiss.labels import LabelSpace, TaskStream
-from fiss.metrics import iou, summary
+from fiss.metrics import iou, summary, to_background
 from fiss.models.segmenter import Segmenter, build, check_spec, check_weights
 from fiss.rng import address
 from fiss.training.batches import Reader, steps_per_epoch
@@ -340,6 +340,7 @@ def score_record(
         "images": len(images),
         **summary(ious, label_space, best),
         "iou": dict(zip(names, ious, strict=True)),
+        "to_background": dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
     }
 
 

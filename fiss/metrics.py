@@ -37,6 +37,13 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(there) / len(there) if there else None
 
 
+def to_background(matrix_CC: Tensor) -> list[float | None]:
+    """Share of each channel's pixels that are called background, in percent; None for a class without any."""
+    matrix = matrix_CC.double().cpu()
+    rows = matrix.sum(1)
+    return [100 * float(hit / row) if row > 0 else None for hit, row in zip(matrix[:, BACKGROUND], rows, strict=True)]
+
+
 def summary(ious: Sequence[float | None], label_space: LabelSpace, best: Mapping[str, float]) -> Scores:
     """The means of one evaluation; `best` is the highest past IoU of each class after earlier tasks."""
     last = label_space.group_channels(len(label_space.groups) - 1)

@@ -9,12 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.checkpoint import RunFolder
-from fiss.data.background import evaluation_table
-from fiss.data.transforms import normalise
+from fiss.data.background import evaluation_table, training_table
+from fiss.data.transforms import TrainingImages, normalise, stack
 from fiss.errors import UserError
 from fiss.experiment import Setup, load_checked, prepare
+from fiss.labels import LabelSpace
 from fiss.methods import label_of
-from fiss.models.segmenter import pad
+from fiss.methods.base import Step
+from fiss.methods.pseudo import PseudoLabelled
+from fiss.models.segmenter import Segmenter, pad
 from fiss.watch import Watcher
 
 SHOWN = 4
@@ -74,19 +77,34 @@ def _chosen(setup: Setup) -> list[int]:
     return sorted(int(i) for i in np.argsort(-tasks, kind="stable")[:SHOWN])
 
 
-def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int]) -> list[Labels]:
-    """Data-set ids that the last model of a run sees in each image."""
+def _tasks_done(folder: RunFolder) -> list[int]:
     stems = [p.stem.removeprefix("task-") for p in (folder.path / "weights").glob("task-*.safetensors")]
     if not stems:
         raise UserError(f"{folder.path}: no task is finished yet, so there is no model to show.")
-    snapshot = folder.read_weights(f"task-{max(map(int, stems))}")
+    return sorted(map(int, stems))
+
+
+def _model(setup: Setup, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
+    """The model after a task, ready to look at images."""
+    snapshot = folder.read_weights(f"task-{task}")
     model = setup.network(snapshot.label_space).eval()
     load_checked(model, snapshot, folder.path)
-    table = evaluation_table(setup.dataset.classes, snapshot.label_space)
-    ids = np.zeros(snapshot.label_space.channels, np.int64)
+    return model, snapshot.label_space
+
+
+def _ids(setup: Setup, space: LabelSpace) -> Labels:
+    """Data-set id of each channel."""
+    table = evaluation_table(setup.dataset.classes, space)
+    ids = np.zeros(space.channels, np.int64)
     ids[table[1 : len(setup.dataset.classes) + 1]] = np.arange(1, len(setup.dataset.classes) + 1)
     ids[0] = 0
-    found = []
+    return ids
+
+
+def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int], task: int | None = None) -> list[Labels]:
+    """Data-set ids that the model after a task, else the last one, sees in each image."""
+    model, space = _model(setup, folder, _tasks_done(folder)[-1] if task is None else task)
+    ids, found = _ids(setup, space), []
     with torch.inference_mode():
         for i in images:
             picture, mask = setup.dataset.val.read(i)
@@ -95,6 +113,55 @@ def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int]) -> list
             channels = model(normalise(batch)).logits_BCHW.argmax(1)[0, : mask.shape[0], : mask.shape[1]]
             found.append(ids[channels.cpu().numpy()])
     return found
+
+
+def segmentation_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[list[Any]]]:
+    """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
+    folder = RunFolder.open(path)
+    setup = prepare(folder.config(), watcher)
+    images, tasks = _chosen(setup)[:3], _tasks_done(folder)
+    seen = [_predictions(setup, folder, images, task) for task in tasks]
+    colours = _colours(len(setup.dataset.classes) + 1)
+    rows = []
+    for row, i in enumerate(images):
+        picture, mask = setup.dataset.val.read(i)
+        rows.append([picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)])
+    return ["image", "truth", *(f"task {task}" for task in tasks)], rows
+
+
+def pseudo_label_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[list[Any]]] | None:
+    """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
+    learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
+    no pseudo labels, or there was no second task."""
+    folder = RunFolder.open(path)
+    config = folder.config()
+    method, tasks = config.method, _tasks_done(folder)
+    if not isinstance(method, PseudoLabelled) or len(tasks) < 2:
+        return None
+    setup = prepare(config, watcher)
+    task = tasks[-1]
+    model, known = _model(setup, folder, task - 1)
+    space = setup.tasks.label_space(task)
+    holding = next(held for (t, _), held in setup.plan.holdings.items() if t == task and held.images)
+    labelled = holding.classes if config.world.own_labels else setup.tasks.tasks[task]
+    table = torch.from_numpy(training_table(setup.dataset.classes, space, labelled)).to(setup.device)
+    data = TrainingImages(setup.dataset.train, config.augment)
+    ids = np.append(_ids(setup, space), np.full(256 - space.channels, 255))
+    colours, rows = _colours(len(setup.dataset.classes) + 1), []
+    pictures, masks = stack([data[i, i] for i in holding.images[:8]])
+    with torch.no_grad():
+        images, labels = pad(pictures.to(setup.device), table[masks.to(setup.device).int()], model.divisor)
+        output = model(normalise(images))
+        rounds = config.world.rounds * config.training.epochs_in(task)
+        step = Step(labels, output, output, space, known.channels, rounds - 1, {})
+        if method.looks:
+            method.look(step)
+        given, _ = method.relabel(step)
+    side = config.augment.crop
+    for row in range(min(3, len(pictures))):
+        maps = (masks[row].numpy(), *(ids[m[row, :side, :side].cpu().numpy()] for m in (labels, given)))
+        rows.append([pictures[row].permute(1, 2, 0).numpy(), *(_paint(m.astype(np.int64), colours) for m in maps)])
+    return ["image", "truth", "labels of the client", "with pseudo labels"], rows
 
 
 def _old_classes(folder: RunFolder) -> list[float]:

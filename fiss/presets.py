@@ -1,11 +1,12 @@
 """Ready-made configs: functions, so that one may be derived from another in plain Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fiss import methods
-from fiss.config import Config
+from fiss.config import Config, parse_settings, read_toml, with_settings
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.data.world import TaskSpec, WorldSpec
@@ -160,3 +161,23 @@ def method_for(preset: str, name: str) -> Method:
     """The method of that name with the coefficients of the published runs of that preset."""
     changes: dict[str, Any] = dict(COEFFICIENTS.get(preset.removesuffix("-small"), {}).get(name, {}))
     return replace(methods.find(name), **changes)
+
+
+def choose(
+    what: str,
+    method: str = "",
+    ablate: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    seed: int | None = None,
+    base: Path | None = None,
+    joint: bool = False,
+) -> Config:
+    """A preset or a config file, changed as the command line asks."""
+    config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
+    if method:
+        config = replace(config, method=method_for(what, method))
+    for part in ablate:
+        config = replace(config, method=methods.ablate(config.method, part))
+    config = with_settings(config, parse_settings(list(settings)))
+    changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
+    return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]

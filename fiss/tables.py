@@ -70,7 +70,7 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         if not folder.finished():
             notes.append(f"{path} is not finished; its last task is {ends[-1]['task']}.")
             ends = [*ends, {"miou": None, "old": None, "new": None, "forgetting": None}]
-        group = groups[tuple(sorted((k, str(v)) for k, v in _flat(to_dict(config)).items() if k not in FREE))]
+        group = groups[tuple(sorted((k, str(v)) for k, v in flat(to_dict(config)).items() if k not in FREE))]
         if config.seed in group:
             raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
         group[config.seed] = (config, ends)
@@ -93,17 +93,18 @@ def _labels(configs: Sequence[Config]) -> list[str]:
     plain = ["joint" if config.joint else label_of(config.method) for config in configs]
     labels = []
     for label, config in zip(plain, configs, strict=True):
-        twins = [_flat(to_dict(c)) for c, name in zip(configs, plain, strict=True) if name == label]
-        own = _flat(to_dict(config))
+        twins = [flat(to_dict(c)) for c, name in zip(configs, plain, strict=True) if name == label]
+        own = flat(to_dict(config))
         keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
         labels.append(", ".join([label, *(f"{key} {own[key]}" for key in keys)]))
     return labels
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 

@@ -1,0 +1,96 @@
+"""Plots and tables as pieces of HTML: matplotlib's SVG and PNG embedded, readable for colour-blind people."""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#7f3fbf", "#8c564b", "#9e9e9e")
+"""Okabe and Ito's first: colour-blind readers tell them apart. Markers and line styles differ too."""
+MARKERS, LINES = "osD^v<>Ph*", ("-", "--", "-.", ":")
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty figure, inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def svg(drawn: Any, alt: str) -> str:
+    """A figure as an embedded SVG, its text as text."""
+    from matplotlib import rc_context
+
+    data = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fiss"}):
+        drawn.savefig(data, format="svg", metadata={"Date": None})
+    return image(data.getvalue(), "svg+xml", alt)
+
+
+def png(drawn: Any, alt: str) -> str:
+    """A figure as an embedded PNG."""
+    data = io.BytesIO()
+    drawn.savefig(data, format="png", dpi=80)
+    return image(data.getvalue(), "png", alt)
+
+
+def image(data: bytes, kind: str, alt: str) -> str:
+    """Bytes of a picture, embedded."""
+    text = base64.b64encode(data).decode()
+    return f'<div class="plot"><img alt="{html.escape(alt)}" src="data:image/{kind};base64,{text}"></div>'
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the line of that number."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def grid(
+    rows: Sequence[str], columns: Sequence[str], values: Any, title: str, limits: tuple[float, float], colours: str
+) -> str:
+    """A heat map with its numbers in it; grey is not there."""
+    import numpy as np
+
+    cells = np.array([[np.nan if v is None else v for v in row] for row in values], float)
+    drawn = figure(max(6.0, 0.52 * len(columns) + 2.2), 0.42 * len(rows) + 1.5)
+    axes = drawn.subplots()
+    axes.set_facecolor("#dddddd")
+    axes.imshow(cells, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_title(title, loc="left", fontsize=11)
+    middle = (limits[0] + limits[1]) / 2
+    for y, row in enumerate(cells):
+        for x, value in enumerate(row):
+            if not np.isnan(value):
+                dark = value < middle if colours == "cividis" else abs(value - middle) > 0.6 * (limits[1] - middle)
+                axes.text(
+                    x, y, f"{value:.0f}", ha="center", va="center", fontsize=8, color="white" if dark else "black"
+                )
+    return svg(drawn, title)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of strings."""
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def tiles(rows: Sequence[Sequence[Any]], heads: Sequence[str], alt: str) -> str:
+    """Rows of small pictures under headings; None leaves a place empty."""
+    drawn = figure(1.5 * len(heads), 1.55 * len(rows) + 0.3)
+    places = drawn.subplots(len(rows), len(heads), squeeze=False)
+    for y, row in enumerate(rows):
+        for x, head in enumerate(heads):
+            places[y][x].set_axis_off()
+            if x < len(row) and row[x] is not None:
+                places[y][x].imshow(row[x], interpolation="nearest")
+            if y == 0:
+                places[y][x].set_title(head, fontsize=9)
+    return png(drawn, alt)

@@ -1,0 +1,381 @@
+"""One HTML page about runs: which method forgot what, and how it came to that. No network, no scripts.
+
+Plots are matplotlib's, embedded as SVG; pictures are PNG. Whatever is missing, damaged or different between runs is
+said at the top, and the rest is shown.
+"""
+
+import html
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fiss.checkpoint import RunFolder, write_atomically
+from fiss.config import Config, to_dict, to_toml
+from fiss.errors import UserError
+from fiss.methods import label_of
+from fiss.pictures import pseudo_label_tiles, segmentation_tiles
+from fiss.plots import figure, grid, style, svg, table, tiles
+from fiss.tables import FREE, compare, flat
+from fiss.watch import Watcher
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says."""
+
+    path: Path
+    config: Config
+    label: str
+    scores: list[dict[str, Any]]
+    """Every evaluation in the first view."""
+    rounds: list[dict[str, Any]]
+    splits: dict[str, Any]
+    finished: bool
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        """The evaluations after each task."""
+        return [record for record in self.scores if record["ends_task"]]
+
+
+def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
+    """The page about those runs."""
+    runs, notes = read(paths)
+    if not runs:
+        raise UserError("No run to report: " + " ".join(notes))
+    by_label: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_label[run.label].append(run)
+    firsts = [several[0] for several in by_label.values()]
+    sections = [
+        ("Which method forgot what", [_forgetting(by_label), _words(by_label)]),
+        ("Task by task", [_curves(by_label), _comparison(runs)]),
+        ("Old against new", [_trade(by_label)]),
+        ("IoU of every class after every task", [_heat(by_label)]),
+        ("Classes that turn into background", [_background(by_label)]),
+        ("Pictures", _pictures(firsts, watcher, notes)),
+        ("Pseudo labels", [*_accepted(by_label), *_pseudo(firsts, watcher, notes)]),
+        ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
+        ("Clients and their data", [_clients(firsts)]),
+        ("Configs", [_configs(firsts)]),
+    ]
+    body = [f"<h1>{html.escape(', '.join(by_label))}</h1>"]
+    if notes:
+        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        body.append(f'<section class="notes"><h2>Please note</h2><ul>{items}</ul></section>')
+    for title, parts in sections:
+        shown = [part for part in parts if part]
+        if shown:
+            body.append(f"<section><h2>{html.escape(title)}</h2>{''.join(shown)}</section>")
+    write_atomically(out, PAGE.replace("BODY", "\n".join(body)).encode())
+
+
+def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and everything to be said about them."""
+    runs: list[Run] = []
+    notes: list[str] = []
+    for path in paths:
+        try:
+            folder = RunFolder.open(path)
+            config = folder.config()
+            view = config.evaluation.views[0]
+            scores = [r for r in folder.records("scores.jsonl") if r["view"] == view]
+            rounds = folder.records("rounds.jsonl")
+            splits = json.loads((path / "splits.json").read_bytes())
+        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+            notes.append(f"{path} cannot be read and is left out ({error}).")
+            continue
+        label = "joint" if config.joint else label_of(config.method)
+        run = Run(path, config, label, scores, rounds, splits, folder.finished())
+        if not run.ends:
+            notes.append(f"{path} has not finished a task yet and is left out.")
+            continue
+        if not run.finished:
+            notes.append(f"{path} is not finished; it is shown as far as it got.")
+        runs.append(run)
+    plain = [flat(to_dict(run.config)) for run in runs]
+    odd = [k for k in (plain[0] if plain else ()) if not k.startswith("method.") and k not in (*FREE, "joint", "name")]
+    odd = [key for key in odd if len({str(values.get(key)) for values in plain}) > 1]
+    if odd:
+        notes.append(f"These runs differ in more than their method: {', '.join(odd)}.")
+    return runs, notes
+
+
+def _means(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
+    """By task, the mean over seeds."""
+    tasks = max(len(run.ends) for run in runs)
+    columns = ([value(run.ends[t]) for run in runs if t < len(run.ends)] for t in range(tasks))
+    return [mean(there) if (there := [v for v in column if v is not None]) else None for column in columns]
+
+
+def _last(runs: Sequence[Run], key: str) -> float | None:
+    there = [v for run in runs if (v := run.ends[-1].get(key)) is not None]
+    return mean(there) if there else None
+
+
+def _classes(by_label: dict[str, list[Run]]) -> list[str]:
+    longest = max((run.ends[-1]["iou"] for runs in by_label.values() for run in runs), key=len)
+    return list(longest)
+
+
+def _forgetting(by_label: dict[str, list[Run]]) -> str:
+    """Final IoU minus the best after an earlier task, by method and class."""
+    names = [name for name in _classes(by_label) if name != "background"]
+
+    def lost(run: Run, name: str) -> float | None:
+        past = [v for record in run.ends[:-1] if (v := record["iou"].get(name)) is not None]
+        now = run.ends[-1]["iou"].get(name)
+        return now - max(past) if past and now is not None else None
+
+    rows, labels = [], []
+    for label, runs in by_label.items():
+        values = [[v for run in runs if (v := lost(run, name)) is not None] for name in names]
+        if any(values):
+            rows.append([mean(v) if v else None for v in values])
+            labels.append(label)
+    kept = [i for i in range(len(names)) if any(row[i] is not None for row in rows)]
+    if not kept:
+        return "<p>Nothing to forget yet: only one task was learnt.</p>"
+    title = "points of IoU lost (orange) or gained (purple) since a class was known best"
+    return grid(labels, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr_r")
+
+
+def _words(by_label: dict[str, list[Run]]) -> str:
+    """The same in words."""
+    items = []
+    ranked = sorted(by_label.items(), key=lambda pair: -(_last(pair[1], "miou") or 0))
+    for label, runs in ranked:
+        miou, lost, new = (_last(runs, key) for key in ("miou", "forgetting", "new"))
+        text = (
+            f"<b>{html.escape(label)}</b>: {miou:.1f} mIoU after its last task"
+            if miou is not None
+            else html.escape(label)
+        )
+        if lost is not None and new is not None:
+            word = f"forgot {lost:.1f} points of the old classes" if lost > 0.5 else "forgot next to nothing"
+            text += f"; it {word} and learnt the newest ones to {new:.1f}"
+        items.append(f"<li>{text}.</li>")
+    return f"<ol>{''.join(items)}</ol>"
+
+
+def _curves(by_label: dict[str, list[Run]]) -> str:
+    drawn = figure(9, 3.8)
+    left, right = drawn.subplots(1, 2)
+    for axes, key, title in ((left, "miou", "all classes"), (right, "old", "old classes (task 0: the first)")):
+        for number, (label, runs) in enumerate(by_label.items()):
+            values = _means(runs, lambda r, key=key: r[key] if r[key] is not None else r["base"])  # type: ignore[misc]
+            shift = 0 if label != "joint" else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
+            axes.plot([shift + t for t in range(len(values))], values, label=label, **style(number))
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set(xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    return svg(drawn, "mIoU after each task")
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    try:
+        made = compare([run.path for run in runs], runs[0].config.evaluation.views[0])
+    except UserError as error:
+        return f"<p>{html.escape(str(error))}</p>"
+    return table(made.head, made.rows)
+
+
+def _trade(by_label: dict[str, list[Run]]) -> str:
+    drawn = figure(6, 4.2)
+    axes = drawn.subplots()
+    for number, (label, runs) in enumerate(by_label.items()):
+        both = [(run.ends[-1]["old"], run.ends[-1]["new"]) for run in runs]
+        pairs = [pair for pair in both if None not in pair]
+        if pairs:
+            axes.plot(*zip(*pairs, strict=True), label=label, **(style(number) | {"linestyle": "none"}))
+    if not axes.lines:
+        return ""
+    axes.set(xlabel="old classes after the last task, mIoU %", ylabel="newest classes, mIoU %")
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    return svg(drawn, "old against new classes") + "<p>Up and to the right is better.</p>"
+
+
+def _heat(by_label: dict[str, list[Run]]) -> str:
+    names = _classes(by_label)
+    parts = []
+    for label, runs in by_label.items():
+        tasks = max(len(run.ends) for run in runs)
+        values = [_means(runs, lambda r, n=name: r["iou"].get(n)) for name in names]  # type: ignore[misc]
+        rows = [[column[t] for column in values] for t in range(tasks)]
+        parts.append(grid([f"task {t}" for t in range(tasks)], names, rows, f"{label}: IoU, %", (0, 100), "cividis"))
+    return "".join(parts)
+
+
+def _background(by_label: dict[str, list[Run]]) -> str:
+    names = [name for name in _classes(by_label) if name != "background"]
+    rows = []
+    for runs in by_label.values():
+        records = [run.ends[-1].get("to_background") or {} for run in runs]
+        columns = [[v for record in records if (v := record.get(name)) is not None] for name in names]
+        rows.append([mean(v) if v else None for v in columns])
+    if not any(v is not None for row in rows for v in row):
+        return ""
+    title = "share of a class's pixels that the last model calls background, %"
+    return grid(list(by_label), names, rows, title, (0, 100), "cividis")
+
+
+def _accepted(by_label: dict[str, list[Run]]) -> list[str]:
+    """Accepted share of offered pixels by local epoch, all clients of a task together."""
+    parts = []
+    for label, runs in by_label.items():
+        asked: dict[int, dict[int, float]] = defaultdict(dict)
+        counts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        )
+        for record in runs[0].rounds:
+            for reply in record["replies"]:
+                for line in reply["report"].get("pseudo_labels", []):
+                    asked[record["task"]][line["epoch"]] = line["asked"]
+                    for name, offered in line["offered"].items():
+                        cell = counts[record["task"]][name][line["epoch"]]
+                        cell[0] += offered
+                        cell[1] += line["accepted"].get(name, 0)
+        if not counts:
+            continue
+        drawn = figure(4.2 * len(counts), 3.4)
+        for axes, (task, by_class) in zip(
+            drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True
+        ):
+            for number, (name, by_epoch) in enumerate(by_class.items()):
+                there = {epoch: 100 * a / o for epoch, (o, a) in sorted(by_epoch.items()) if o}
+                axes.plot(list(there), list(there.values()), label=name, **style(number), markersize=4, linewidth=1)
+            steps = sorted(asked[task])
+            axes.plot(
+                steps, [100 * asked[task][e] for e in steps], color="#888888", linewidth=4, alpha=0.4, label="asked for"
+            )
+            axes.set_title(f"task {task}", loc="left", fontsize=11)
+            axes.set(xlabel="local epoch", ylabel="accepted, %", ylim=(0, 105))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=7, frameon=False, ncols=2)
+        parts.append(
+            f"<h3>{html.escape(label)}: accepted of the offered pixels</h3>" + svg(drawn, "accepted pseudo labels")
+        )
+    return parts
+
+
+def _losses(by_label: dict[str, list[Run]]) -> str:
+    drawn = figure(9, 2.6 * ((len(by_label) + 2) // 3))
+    places = drawn.subplots((len(by_label) + 2) // 3, 3, squeeze=False).flatten()
+    for axes in places[len(by_label) :]:
+        axes.set_axis_off()
+    for axes, (label, runs) in zip(places, by_label.items(), strict=False):
+        terms: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for record in runs[0].rounds:
+            for name in {n for reply in record["replies"] for n in reply["losses"]}:
+                values = [r["losses"][name] for r in record["replies"] if r["losses"].get(name) is not None]
+                if values:
+                    terms[name].append((record["round"], mean(values)))
+        for number, (name, points) in enumerate(terms.items()):
+            axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.set(xlabel="round")
+        axes.grid(alpha=0.3)
+        if terms:
+            axes.legend(fontsize=7, frameon=False)
+    return svg(drawn, "losses by round")
+
+
+def _time(by_label: dict[str, list[Run]]) -> str:
+    rows = []
+    for label, runs in by_label.items():
+        rounds = [record for run in runs for record in run.rounds]
+        seconds = sum(record["seconds"] for record in rounds)
+        samples = sum(reply["samples"] for record in rounds for reply in record["replies"])
+        messages = sum(bool(reply["images"]) for record in rounds for reply in record["replies"])
+        files = [f.stat().st_size for run in runs for f in (run.path / "weights").glob("*.safetensors")]
+        size = max(files, default=0)
+        spread = [sum(r["seconds"] for r in run.rounds) for run in runs]
+        cell = f"{seconds / len(runs):.0f}" + (f" ± {stdev(spread):.0f}" if len(spread) > 1 else "")
+        traffic = f"{messages * size / len(runs) / 1e9:.2f}"
+        rate = f"{samples / seconds:.0f}" if seconds else "-"
+        rows.append((label, str(len(runs)), cell, rate, f"{size / 1e6:.1f}", str(messages // len(runs)), traffic))
+    head = ("method", "runs", "seconds of training", "images/s", "MB of a model", "updates", "GB each way")
+    return table(head, rows)
+
+
+def _clients(runs: Sequence[Run]) -> str:
+    run = runs[0]
+    tasks = run.splits["tasks"]
+    clients = sorted({int(c) for task in tasks for c in task["clients"]})
+    if not clients:
+        return ""
+    rows = [
+        [len(task["clients"][str(c)]["images"]) if str(c) in task["clients"] else None for task in tasks]
+        for c in clients
+    ]
+    most = max(v for row in rows for v in row if v is not None)
+    names = [f"task {t}" for t in range(len(tasks))]
+    shown = f"images held by each client that took part ({html.escape(run.label)}, seed {run.config.seed})"
+    return grid([f"client {c}" for c in clients], names, rows, shown, (0, max(most, 1)), "cividis")
+
+
+def _configs(runs: Sequence[Run]) -> str:
+    return "".join(
+        f"<details><summary>{html.escape(run.label)}: {html.escape(str(run.path))}</summary>"
+        f"<pre>{html.escape(to_toml(run.config))}</pre></details>"
+        for run in runs
+    )
+
+
+def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str]:
+    """For a few images: the truth, and what each run sees after every task."""
+    parts = []
+    for run in runs:
+        try:
+            heads, rows = segmentation_tiles(run.path, watcher)
+        except (UserError, OSError) as error:
+            notes.append(f"{run.path}: no pictures ({error})")
+            continue
+        parts.append(f"<h3>{html.escape(run.label)}</h3>" + tiles(rows, heads, f"segmentations of {run.label}"))
+    return parts
+
+
+def _pseudo(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str]:
+    """Pseudo labels beside the truth."""
+    parts = []
+    for run in runs:
+        try:
+            made = pseudo_label_tiles(run.path, watcher)
+        except (UserError, OSError) as error:
+            notes.append(f"{run.path}: no pictures of pseudo labels ({error})")
+            continue
+        if made is not None:
+            alt = f"pseudo labels of {run.label} beside the truth"
+            parts.append(
+                f"<h3>{html.escape(run.label)}: pseudo labels beside the truth</h3>" + tiles(made[1], made[0], alt)
+            )
+    return parts
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>fiss report</title>
+<link rel="icon" href="data:,">
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 72rem; color: #1e1e1e; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+.plot, .wide { overflow-x: auto; } .plot img { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.notes { background: #fff4d6; border-left: 4px solid #e69f00; padding: .1rem 1rem; }
+pre { overflow-x: auto; font-size: .8rem; background: #f6f6f6; padding: 1rem; }
+@media (max-width: 40rem) { body { padding: 0 .6rem 2rem; } .plot img { min-width: 30rem; max-width: none; } }
+</style></head><body>
+BODY
+</body></html>
+"""
