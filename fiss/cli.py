@@ -104,7 +104,7 @@ def sweep(
             help="Separated by commas: methods, ablations (fbl-without-pod), joint; or paper, ablations, all.",
         ),
     ] = "paper",
-    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "2023",
+    seeds: Annotated[str, typer.Option(help="Separated by commas. Default: the preset's.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all runs; repeatable.")
@@ -121,9 +121,14 @@ def sweep(
     from fiss.display import sweep_table
     from fiss.presets import choose
 
+    for pair in setting or []:
+        if pair.startswith("method."):
+            raise UserError(
+                f"--set {pair}: a sweep has many methods; put this one into a config file and name the file."
+            )
     preset = choose(what, settings=setting or [])
     names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
-    plan = sweeping.plan(preset, names, _numbers(seeds), out)
+    plan = sweeping.plan(preset, names, _numbers(seeds) or [preset.seed], out)
     sweeping.check(plan)
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -139,9 +144,11 @@ def sweep(
             if not live:
                 scores = "  ".join("-" if v is None else f"{v:.1f}" for v in progress.miou)
                 print(f"{progress.state}: {progress.job.folder.name}  {scores}  {progress.detail}", flush=True)
-    good = [job.folder for job in plan if (job.folder / "scores.jsonl").is_file()]
+    good = [job.folder for job in plan if sweeping.has_scores(job)]
     if good:
         compare(good, preset.evaluation.views[0], False)
+        with _display() as display:
+            _report(good, out / "report.html", display)
     failed = [p for p in ended if p.state == "failed"]
     if failed:
         raise UserError(f"{len(failed)} of {len(plan)} runs failed: {failed[0].job.folder.name}: {failed[0].detail}")
@@ -323,9 +330,9 @@ def data_check(
 
 
 def _name(config: "Config") -> str:
-    from fiss.methods import label_of
+    from fiss.presets import label
 
-    return f"{config.name}-{'joint' if config.joint else label_of(config.method)}-seed{config.seed}"
+    return f"{config.name}-{label(config)}-seed{config.seed}"
 
 
 def _free(path: Path) -> Path:
@@ -358,8 +365,8 @@ def _report(runs: list[Path], out: Path, display: "Display") -> None:
 
     try:
         reporting.write(runs, out, display)
-    except UserError as error:
-        display.notice(f"no report: {error}")
+    except Exception as error:  # whatever it is, the run itself is done and safe
+        display.notice(f"no report: {type(error).__name__}: {error}")
 
 
 def _closing(out: Path) -> None:

@@ -14,11 +14,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from fiss.checkpoint import RunFolder
-from fiss.data import voc
+from fiss.config import Config, to_dict
+from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
-from fiss.methods import label_of
-from fiss.presets import PRESETS
-from fiss.tables import Comparison
+from fiss.presets import PRESETS, exact_label
+from fiss.tables import FREE, Comparison, flat
 
 Runs = dict[str, list[list[dict[str, Any]]]]
 """By method: the scores after each task, of each run."""
@@ -66,9 +66,13 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
-        label = "joint" if config.joint else label_of(config.method)
-        if config.tasks.split != wanted.tasks.split or config.data.name != wanted.data.name:
-            notes.append(f"left out: {path} has tasks {config.tasks.split} of {config.data.name}, not {preset}'s.")
+        label = exact_label(config)
+        odd = _differences(config, wanted)
+        if odd:
+            hint = f" `fiss table {config.name}` is for it." if config.name in PRESETS and config.name != preset else ""
+            notes.append(f"left out: {path} differs from {preset} in {', '.join(odd)}.{hint}")
+        elif label is None:
+            notes.append(f"left out: the method of {path} has fields that no published row stands for.")
         elif not folder.finished():
             notes.append(f"left out: {path} is not finished.")
         elif (label, config.seed) in seeds:
@@ -78,9 +82,15 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
         else:
             seeds.add((label, config.seed))
             runs[label].append(ends)
-            if config.name != wanted.name:
-                notes.append(f"{path} was made with the preset {config.name}.")
     return dict(runs), notes
+
+
+def _differences(config: Config, wanted: Config) -> list[str]:
+    """Keys in which a run is not what the preset says, but for its method and for what does not matter here."""
+    own, theirs = (flat(to_dict(c)) for c in (config, wanted))
+    free = (*FREE, "joint", "evaluation.views", "evaluation.every", "evaluation.batch", "training.compile")
+    keys = [key for key in theirs if key not in free and not key.startswith(("method.", "name"))]
+    return [key for key in keys if str(own.get(key)) != str(theirs[key])]
 
 
 def _pair(ours: Sequence[float | None], theirs: float | None) -> str:
@@ -105,7 +115,7 @@ def _classes(table: Mapping[str, Any], runs: Runs) -> Comparison:
     rows: list[tuple[str, ...]] = []
     for i, name in enumerate(("background", *voc.CLASSES)):
         cells = (
-            _pair(_last(runs, m, lambda r, i=i: _value(r, i)), row["iou_per_class"][i])  # type: ignore[misc]
+            _pair(_last(runs, m, lambda r, name=name: r["iou"].get(name)), row["iou_per_class"][i])  # type: ignore[misc]
             for m, row in methods.items()
         )
         rows.append((name, *cells))
@@ -119,15 +129,11 @@ def _closing(methods: Mapping[str, Any], runs: Runs) -> list[tuple[str, ...]]:
     return [("mIoU", *miou), ("Imp.", *lead)]
 
 
-def _value(record: Mapping[str, Any], channel: int) -> float | None:
-    values = list(record["iou"].values())
-    return values[channel] if channel < len(values) else None
-
-
-def _mean_of(record: Mapping[str, Any], channels: str) -> float | None:
-    """Mean IoU of channels "0-16"."""
-    first, last = map(int, channels.split("-"))
-    values = [v for v in list(record["iou"].values())[first : last + 1] if v is not None]
+def _mean_of(record: Mapping[str, Any], ids: str) -> float | None:
+    """Mean IoU of the classes whose ids are "0-16" in the data set; 0 is the background."""
+    first, last = map(int, ids.split("-"))
+    names = ("background", *(voc.CLASSES if len(record["iou"]) <= 21 else ade20k.CLASSES))[first : last + 1]
+    values = [v for name in names if (v := record["iou"].get(name)) is not None]
     return mean(values) if values else None
 
 

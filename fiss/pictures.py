@@ -14,10 +14,10 @@ from fiss.data.transforms import TrainingImages, normalise, stack
 from fiss.errors import UserError
 from fiss.experiment import Setup, load_checked, prepare
 from fiss.labels import LabelSpace
-from fiss.methods import label_of
 from fiss.methods.base import Step
 from fiss.methods.pseudo import PseudoLabelled
 from fiss.models.segmenter import Segmenter, pad
+from fiss.presets import label
 from fiss.watch import Watcher
 
 SHOWN = 4
@@ -40,7 +40,7 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     setups = [prepare(folder.config(), watcher) for folder in folders]
     if len({setup.data_digest for setup in setups}) > 1:
         raise UserError("These runs have different images, so one picture cannot show them side by side.")
-    names = ["joint" if s.config.joint else label_of(s.config.method) for s in setups]
+    names = [label(setup.config) for setup in setups]
     images = _chosen(setups[0])
     seen = [_predictions(setup, folder, images) for setup, folder in zip(setups, folders, strict=True)]
     curves = [_old_classes(folder) for folder in folders]
@@ -142,7 +142,9 @@ def pseudo_label_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[li
     task = tasks[-1]
     model, known = _model(setup, folder, task - 1)
     space = setup.tasks.label_space(task)
-    holding = next(held for (t, _), held in setup.plan.holdings.items() if t == task and held.images)
+    holding = next((held for (t, _), held in setup.plan.holdings.items() if t == task and held.images), None)
+    if holding is None:
+        return None
     labelled = holding.classes if config.world.own_labels else setup.tasks.tasks[task]
     table = torch.from_numpy(training_table(setup.dataset.classes, space, labelled)).to(setup.device)
     data = TrainingImages(setup.dataset.train, config.augment)

@@ -8,6 +8,8 @@ from typing import Any
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#7f3fbf", "#8c564b", "#9e9e9e")
 """Okabe and Ito's first: colour-blind readers tell them apart. Markers and line styles differ too."""
+ACROSS = 24
+"""Columns of a heat map that can be read on one screen."""
 MARKERS, LINES = "osD^v<>Ph*", ("-", "--", "-.", ":")
 
 
@@ -53,8 +55,13 @@ def style(number: int) -> dict[str, Any]:
 def grid(
     rows: Sequence[str], columns: Sequence[str], values: Any, title: str, limits: tuple[float, float], colours: str
 ) -> str:
-    """A heat map with its numbers in it; grey is not there."""
+    """A heat map with its numbers in it; grey is not there. More columns than fit a screen go into several."""
     import numpy as np
+
+    if len(columns) > ACROSS:
+        starts = range(0, len(columns), ACROSS)
+        parts = ((columns[a : a + ACROSS], [row[a : a + ACROSS] for row in values]) for a in starts)
+        return "".join(grid(rows, some, cells, title, limits, colours) for some, cells in parts)
 
     cells = np.array([[np.nan if v is None else v for v in row] for row in values], float)
     drawn = figure(max(6.0, 0.52 * len(columns) + 2.2), 0.42 * len(rows) + 1.5)

@@ -163,6 +163,26 @@ def method_for(preset: str, name: str) -> Method:
     return replace(methods.find(name), **changes)
 
 
+def exact_label(config: Config) -> str | None:
+    """The name that stands for exactly this method under this preset, such as fbl or fbl-without-pod; None if its
+    fields were changed."""
+    if config.joint:
+        return "joint"
+    for name in methods.METHODS:
+        value = method_for(config.name, name)
+        if value == config.method:
+            return name
+        for part in value.ablations:
+            if type(value) is type(config.method) and methods.ablate(value, part) == config.method:
+                return f"{name}-without-{part}"
+    return None
+
+
+def label(config: Config) -> str:
+    """What to call the method of a run."""
+    return exact_label(config) or methods.name_of(config.method).rsplit(":", 1)[-1].lower()
+
+
 def choose(
     what: str,
     method: str = "",
@@ -175,7 +195,7 @@ def choose(
     """A preset or a config file, changed as the command line asks."""
     config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
     if method:
-        config = replace(config, method=method_for(what, method))
+        config = replace(config, method=method_for(config.name, method))
     for part in ablate:
         config = replace(config, method=methods.ablate(config.method, part))
     config = with_settings(config, parse_settings(list(settings)))

@@ -8,7 +8,7 @@ import html
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -16,10 +16,9 @@ from typing import Any
 from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import Config, to_dict, to_toml
 from fiss.errors import UserError
-from fiss.methods import label_of
 from fiss.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.plots import figure, grid, style, svg, table, tiles
-from fiss.tables import FREE, compare, flat
+from fiss.tables import FREE, compare, flat, labels, row_key
 from fiss.watch import Watcher
 
 
@@ -50,13 +49,14 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     by_label: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_label[run.label].append(run)
+    done = {label: own for label, all_ in by_label.items() if (own := [run for run in all_ if run.finished])}
     firsts = [several[0] for several in by_label.values()]
     sections = [
-        ("Which method forgot what", [_forgetting(by_label), _words(by_label)]),
+        ("Which method forgot what", [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]),
         ("Task by task", [_curves(by_label), _comparison(runs)]),
-        ("Old against new", [_trade(by_label)]),
+        ("Old against new", [_trade(done)]),
         ("IoU of every class after every task", [_heat(by_label)]),
-        ("Classes that turn into background", [_background(by_label)]),
+        ("Classes that turn into background", [_background(done)]),
         ("Pictures", _pictures(firsts, watcher, notes)),
         ("Pseudo labels", [*_accepted(by_label), *_pseudo(firsts, watcher, notes)]),
         ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
@@ -89,14 +89,16 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         except (UserError, OSError, ValueError, KeyError, TypeError) as error:
             notes.append(f"{path} cannot be read and is left out ({error}).")
             continue
-        label = "joint" if config.joint else label_of(config.method)
-        run = Run(path, config, label, scores, rounds, splits, folder.finished())
+        run = Run(path, config, "", scores, rounds, splits, folder.finished())
         if not run.ends:
             notes.append(f"{path} has not finished a task yet and is left out.")
             continue
         if not run.finished:
             notes.append(f"{path} is not finished; it is shown as far as it got.")
         runs.append(run)
+    rows = {row_key(run.config): run.config for run in runs}
+    names = dict(zip(rows, labels(list(rows.values())), strict=True))
+    runs = [replace(run, label=names[row_key(run.config)]) for run in runs]
     plain = [flat(to_dict(run.config)) for run in runs]
     odd = [k for k in (plain[0] if plain else ()) if not k.startswith("method.") and k not in (*FREE, "joint", "name")]
     odd = [key for key in odd if len({str(values.get(key)) for values in plain}) > 1]
@@ -124,6 +126,8 @@ def _classes(by_label: dict[str, list[Run]]) -> list[str]:
 
 def _forgetting(by_label: dict[str, list[Run]]) -> str:
     """Final IoU minus the best after an earlier task, by method and class."""
+    if not by_label:
+        return ""
     names = [name for name in _classes(by_label) if name != "background"]
 
     def lost(run: Run, name: str) -> float | None:
@@ -131,17 +135,17 @@ def _forgetting(by_label: dict[str, list[Run]]) -> str:
         now = run.ends[-1]["iou"].get(name)
         return now - max(past) if past and now is not None else None
 
-    rows, labels = [], []
+    rows, shown = [], []
     for label, runs in by_label.items():
         values = [[v for run in runs if (v := lost(run, name)) is not None] for name in names]
         if any(values):
             rows.append([mean(v) if v else None for v in values])
-            labels.append(label)
+            shown.append(label)
     kept = [i for i in range(len(names)) if any(row[i] is not None for row in rows)]
     if not kept:
         return "<p>Nothing to forget yet: only one task was learnt.</p>"
     title = "points of IoU lost (orange) or gained (purple) since a class was known best"
-    return grid(labels, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr_r")
+    return grid(shown, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr")
 
 
 def _words(by_label: dict[str, list[Run]]) -> str:
@@ -167,8 +171,10 @@ def _curves(by_label: dict[str, list[Run]]) -> str:
     left, right = drawn.subplots(1, 2)
     for axes, key, title in ((left, "miou", "all classes"), (right, "old", "old classes (task 0: the first)")):
         for number, (label, runs) in enumerate(by_label.items()):
+            if key == "old" and runs[0].config.joint:
+                continue  # it learns everything at once
             values = _means(runs, lambda r, key=key: r[key] if r[key] is not None else r["base"])  # type: ignore[misc]
-            shift = 0 if label != "joint" else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
+            shift = 0 if not runs[0].config.joint else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
             axes.plot([shift + t for t in range(len(values))], values, label=label, **style(number))
         axes.set_title(title, loc="left", fontsize=11)
         axes.set(xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
@@ -215,7 +221,7 @@ def _heat(by_label: dict[str, list[Run]]) -> str:
 
 
 def _background(by_label: dict[str, list[Run]]) -> str:
-    names = [name for name in _classes(by_label) if name != "background"]
+    names = [name for name in _classes(by_label) if name != "background"] if by_label else []
     rows = []
     for runs in by_label.values():
         records = [run.ends[-1].get("to_background") or {} for run in runs]
@@ -249,7 +255,9 @@ def _accepted(by_label: dict[str, list[Run]]) -> list[str]:
         for axes, (task, by_class) in zip(
             drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True
         ):
-            for number, (name, by_epoch) in enumerate(by_class.items()):
+            often = sorted(by_class, key=lambda n: -sum(o for o, _ in by_class[n].values()))[:10]
+            for number, name in enumerate(often):
+                by_epoch = by_class[name]
                 there = {epoch: 100 * a / o for epoch, (o, a) in sorted(by_epoch.items()) if o}
                 axes.plot(list(there), list(there.values()), label=name, **style(number), markersize=4, linewidth=1)
             steps = sorted(asked[task])
@@ -290,20 +298,30 @@ def _losses(by_label: dict[str, list[Run]]) -> str:
 
 
 def _time(by_label: dict[str, list[Run]]) -> str:
+    """The first task may have been taken over from another run, so it is not counted where there are others."""
+    later = any(record["task"] for runs in by_label.values() for run in runs for record in run.rounds)
     rows = []
     for label, runs in by_label.items():
-        rounds = [record for run in runs for record in run.rounds]
+        rounds = [record for run in runs for record in run.rounds if record["task"] or run.config.joint or not later]
         seconds = sum(record["seconds"] for record in rounds)
         samples = sum(reply["samples"] for record in rounds for reply in record["replies"])
         messages = sum(bool(reply["images"]) for record in rounds for reply in record["replies"])
         files = [f.stat().st_size for run in runs for f in (run.path / "weights").glob("*.safetensors")]
         size = max(files, default=0)
-        spread = [sum(r["seconds"] for r in run.rounds) for run in runs]
+        spread = [sum(r["seconds"] for r in run.rounds if r in rounds) for run in runs]
         cell = f"{seconds / len(runs):.0f}" + (f" ± {stdev(spread):.0f}" if len(spread) > 1 else "")
         traffic = f"{messages * size / len(runs) / 1e9:.2f}"
         rate = f"{samples / seconds:.0f}" if seconds else "-"
         rows.append((label, str(len(runs)), cell, rate, f"{size / 1e6:.1f}", str(messages // len(runs)), traffic))
-    head = ("method", "runs", "seconds of training", "images/s", "MB of a model", "updates", "GB each way")
+    head = (
+        "method",
+        "runs",
+        "seconds of training, later tasks" if later else "seconds of training",
+        "images/s",
+        "MB of a model",
+        "updates",
+        "GB each way",
+    )
     return table(head, rows)
 
 
@@ -337,7 +355,7 @@ def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[s
     for run in runs:
         try:
             heads, rows = segmentation_tiles(run.path, watcher)
-        except (UserError, OSError) as error:
+        except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures ({error})")
             continue
         parts.append(f"<h3>{html.escape(run.label)}</h3>" + tiles(rows, heads, f"segmentations of {run.label}"))
@@ -350,7 +368,7 @@ def _pseudo(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str
     for run in runs:
         try:
             made = pseudo_label_tiles(run.path, watcher)
-        except (UserError, OSError) as error:
+        except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures of pseudo labels ({error})")
             continue
         if made is not None:

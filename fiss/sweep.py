@@ -5,6 +5,7 @@ is skipped and what was interrupted goes on, so the same command can be given ag
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -50,23 +51,38 @@ class Job:
 
 def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
     """The jobs, those that others build on first."""
+    if preset.base or preset.joint:
+        raise UserError(
+            "A sweep decides itself which runs begin from another and which are joint: leave base and joint."
+        )
     jobs: dict[Path, Job] = {}
     for seed in seeds:
         base = out / f"{preset.name}-{BASE}-seed{seed}"
         wanted = [_job(preset, name, seed, out, base) for name in names]
         if any(job.base for job in wanted):
             jobs[base] = _job(preset, BASE, seed, out, base)
-        jobs |= {job.folder: job for job in wanted}
+        for job in wanted:
+            if job.folder in jobs and jobs[job.folder] != job:
+                raise UserError(f"{job.name} and {jobs[job.folder].name} would both be {job.folder}.")
+            jobs[job.folder] = job
     return sorted(jobs.values(), key=lambda job: job.base is not None)  # stable: otherwise as asked for
 
 
 def _job(preset: Config, name: str, seed: int, out: Path, base: Path) -> Job:
     joint = name == "joint"
-    method = preset.method if joint else _method(preset.name, name)
-    alone = joint or name == BASE or type(method).wire is not Method.wire
-    label = name.rsplit(":", 1)[-1].lower()
+    own = joint or name == methods.name_of(preset.method)  # a config file may have its own fields for one method
+    method = preset.method if own else _method(preset.name, name)
+    alone = joint or name == BASE or not _first_task_is_plain(method)
+    label = name.replace(":", ".").lower()
     config = replace(preset, seed=seed, joint=joint, method=method, base="" if alone else str(base.absolute()))
     return Job(name, seed, config, out / f"{preset.name}-{label}-seed{seed}", None if alone else base)
+
+
+def _first_task_is_plain(method: Method) -> bool:
+    """Whether it would train the first task as finetune does, so that it may take it over."""
+    verbs = ("wire", "arm", "first_losses")
+    same = all(getattr(type(method), verb) is getattr(Method, verb) for verb in verbs)
+    return same and method.mean_over == methods.find(BASE).mean_over
 
 
 def _method(preset: str, name: str) -> Method:
@@ -86,6 +102,8 @@ class Progress:
     """The round it is in, or why it failed."""
     miou: tuple[float | None, ...] = ()
     """After each finished task."""
+    sizes: tuple[int, ...] = ()
+    """Of the logs when they were last read."""
 
 
 def look(job: Job, progress: Progress) -> None:
@@ -93,6 +111,12 @@ def look(job: Job, progress: Progress) -> None:
     if not (job.folder / "config.toml").is_file():
         return
     folder = RunFolder.open(job.folder)
+    sizes = tuple(
+        p.stat().st_size if p.is_file() else 0 for p in (job.folder / "scores.jsonl", job.folder / "rounds.jsonl")
+    )
+    if sizes == progress.sizes:
+        return
+    progress.sizes = sizes
     try:
         ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == _view(job)]
         rounds = len(folder.records("rounds.jsonl"))
@@ -101,6 +125,13 @@ def look(job: Job, progress: Progress) -> None:
     progress.miou = tuple(r["miou"] for r in ends)
     if progress.state == "running":
         progress.detail = f"task {len(ends)}, {rounds} rounds done"
+
+
+def has_scores(job: Job) -> bool:
+    """Whether a task of it is finished, so that it can be compared."""
+    progress = Progress(job)
+    look(job, progress)
+    return bool(progress.miou)
 
 
 def _view(job: Job) -> str:
@@ -125,7 +156,11 @@ def _plain(config: Config) -> dict[str, object]:
     values = to_dict(config)
     for key in ("device", "workers", "cache", "threads"):
         del values["training"][key]
-    del values["base"], values["data"]["root"], values["model"]["weights"]
+    del values["base"]
+    for section, key in (("data", "root"), ("model", "weights")):
+        text = values[section][key]
+        if key == "root" or text.endswith(".safetensors"):
+            values[section][key] = str(Path(text).expanduser().absolute()) if text else text
     return values
 
 
@@ -137,6 +172,7 @@ def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]]
             progress.state, progress.detail = "finished", "was there"
             look(progress.job, progress)
     running: dict[Path, subprocess.Popen[bytes]] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are stopped with the sweep
     try:
         while any(p.state in ("waiting", "running") for p in board.values()):
             for folder, progress in board.items():
@@ -163,6 +199,7 @@ def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]]
             process.terminate()
         for process in running.values():
             process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ready(job: Job, board: dict[Path, Progress]) -> bool:
@@ -175,11 +212,11 @@ def _has_first_task(job: Job) -> bool:
 
 
 def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    _log(job).parent.mkdir(parents=True, exist_ok=True)
     if (job.folder / "config.toml").is_file():
         words = ["resume", str(job.folder)]
     else:
-        file = job.folder.with_name(job.folder.name + ".toml")
+        file = _log(job).with_name(f"{job.folder.name}.toml")
         file.write_text(to_toml(job.config), encoding="utf-8")
         words = ["run", str(file), "--out", str(job.folder)]
     threads = max(1, (os.cpu_count() or 1) // parallel)
@@ -189,7 +226,7 @@ def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
 
 
 def _log(job: Job) -> Path:
-    return job.folder.with_name(job.folder.name + ".log")
+    return job.folder.parent / ".sweep" / f"{job.folder.name}.log"
 
 
 def _last_line(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from fiss.checkpoint import RunFolder
 from fiss.config import Config, to_dict
 from fiss.errors import UserError
-from fiss.methods import label_of
+from fiss.presets import label
 
 FREE = (
     "seed",
@@ -70,34 +70,39 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         if not folder.finished():
             notes.append(f"{path} is not finished; its last task is {ends[-1]['task']}.")
             ends = [*ends, {"miou": None, "old": None, "new": None, "forgetting": None}]
-        group = groups[tuple(sorted((k, str(v)) for k, v in flat(to_dict(config)).items() if k not in FREE))]
+        group = groups[row_key(config)]
         if config.seed in group:
             raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
         group[config.seed] = (config, ends)
     tasks = max(len([e for e in ends if "task" in e]) for group in groups.values() for _, ends in group.values())
-    labels = _labels([next(iter(group.values()))[0] for group in groups.values()])
+    names = labels([next(iter(group.values()))[0] for group in groups.values()])
     rows = []
-    for label, group in zip(labels, groups.values(), strict=True):
+    for name, group in zip(names, groups.values(), strict=True):
         runs = [ends for _, ends in group.values()]
         cells = [_cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
         if next(iter(group.values()))[0].joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
         cells += [_cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
-        rows.append((label, str(len(runs)), *cells))
+        rows.append((name, str(len(runs)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     return Comparison(f"mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
 
 
-def _labels(configs: Sequence[Config]) -> list[str]:
+def row_key(config: Config) -> tuple[tuple[str, str], ...]:
+    """What runs of one row have in common."""
+    return tuple(sorted((k, str(v)) for k, v in flat(to_dict(config)).items() if k not in FREE))
+
+
+def labels(configs: Sequence[Config]) -> list[str]:
     """Each config's method; where two have the same, the keys in which they differ."""
-    plain = ["joint" if config.joint else label_of(config.method) for config in configs]
-    labels = []
-    for label, config in zip(plain, configs, strict=True):
-        twins = [flat(to_dict(c)) for c, name in zip(configs, plain, strict=True) if name == label]
+    plain = [label(config) for config in configs]
+    found = []
+    for name, config in zip(plain, configs, strict=True):
+        twins = [flat(to_dict(c)) for c, other in zip(configs, plain, strict=True) if other == name]
         own = flat(to_dict(config))
         keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
-        labels.append(", ".join([label, *(f"{key} {own[key]}" for key in keys)]))
-    return labels
+        found.append(", ".join([name, *(f"{key} {own[key]}" for key in keys)]))
+    return found
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from conftest import TINY_NETWORK
 from test_runs import KillAtStep, killed, result
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fiss import experiment, methods
+from fiss import experiment, methods, presets
 from fiss.checkpoint import RunFolder
 from fiss.config import from_dict, to_dict
 from fiss.data.world import TaskSpec
@@ -77,7 +77,7 @@ def test_a_method_is_a_value(name):
     method = methods.find(name)
     assert method == methods.find(name)
     assert hash(method) == hash(methods.find(name))
-    assert methods.label_of(method) == name
+    assert presets.label(replace(presets.shapes(), method=method)) == name
     with pytest.raises(AttributeError):
         method.start = "random"
     config = from_dict({"method": {"name": name}})
@@ -190,7 +190,7 @@ def test_ablations_take_one_part_out():
         ("pod", whole - {"pod"}),
     ):
         method = methods.ablate(FBL(), part)
-        assert methods.label_of(method) == f"fbl-without-{part}"
+        assert presets.label(replace(presets.shapes(), method=method)) == f"fbl-without-{part}"
         _, step = make_step(method, 2, some_labels("some", 2))
         assert set(losses(method, step, 2)) == left
     both = methods.ablate(methods.ablate(FBL(), "pod"), "relation")

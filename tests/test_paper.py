@@ -77,9 +77,12 @@ def test_published_numbers_of_ade20k_agree_with_themselves():
         assert mean == pytest.approx(row["miou"], abs=0.25 if method == "plop" else 0.11)  # PLOP's is known to be off
 
 
-def fake_run(folder, preset, method, seed, miou, **changes):
+def fake_run(folder, preset, method, seed, miou, changed=False, **changes):
     """A run folder of that preset as if it had been played to the end."""
-    config = replace(presets.find(preset), method=methods.find(method), seed=seed, **changes)
+    chosen = methods.find(method)
+    if changed:
+        chosen = replace(chosen, relation_weight=7.0)
+    config = replace(presets.find(preset), method=chosen, seed=seed, **changes)
     run = RunFolder.create(folder, config)
     names = ("background", *voc.CLASSES)
     last = len(config.tasks.split) and {"15-1": 5, "4-4": 4, "8-2": 6}[config.tasks.split]
@@ -104,8 +107,12 @@ def test_measured_beside_published(tmp_path):
     runs = [
         fake_run(tmp_path / "a", "voc-4-4", "fbl", 1, 50.0),
         fake_run(tmp_path / "b", "voc-4-4", "fbl", 2, 52.0),
-        fake_run(tmp_path / "c", "voc-4-4-small", "mib", 1, 30.0),
+        fake_run(tmp_path / "c", "voc-4-4", "mib", 1, 30.0),
         fake_run(tmp_path / "d", "voc-8-2", "mib", 1, 99.0),
+        fake_run(tmp_path / "g", "voc-4-4-small", "mib", 2, 99.0),
+        fake_run(tmp_path / "h", "voc-4-4", "fbl", 1, 99.0),
+        fake_run(tmp_path / "i", "voc-4-4", "fbl", 3, 99.0, training=presets.shapes().training),
+        fake_run(tmp_path / "j", "voc-4-4", "fbl", 4, 99.0, changed=True),
     ]
     (tmp_path / "e").mkdir()
     unfinished = fake_run(tmp_path / "f", "voc-4-4", "lwf", 1, 99.0)
@@ -119,8 +126,16 @@ def test_measured_beside_published(tmp_path):
     assert row["mIoU"][column["lwf"]] == "- / 23.8"
     assert row["Imp."][column["mib"]] == "21.0 / 10.9"
     said = "\n".join(classes.notes)
-    for text in ("has tasks 8-2", "not a run folder", "f is not finished", "c was made with the preset voc-4-4-small"):
-        assert text in said
+    for text in (
+        "d differs from voc-4-4 in tasks.split. `fiss table voc-8-2` is for it",
+        "not a run folder",
+        "f is not finished",
+        "g differs from voc-4-4 in model.encoder",
+        "h, another run of fbl with seed 1",
+        "i differs from voc-4-4 in training.epochs",
+        "the method of " + str(tmp_path / "j") + " has fields that no published row stands for",
+    ):
+        assert text in said, text
     assert "marked best although MiB" in said
     task_rows = {cells[0]: cells for cells in tasks.rows}
     assert task_rows["fbl"][1:3] == ("55.0 ± 1.4 / 70.4", "54.0 ± 1.4 / 62.6") or task_rows["fbl"][1].startswith("55.0")
@@ -191,7 +206,7 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
         "--methods",
         "mib,rcil,fbl-without-pod",
         "--seeds",
-        "1,2",
+        "1",
         "--out",
         str(tmp_path / "s"),
     ]
@@ -202,8 +217,11 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)  # in the middle of it
     process.wait()
+    for log in (tmp_path / "s").glob("*seed1"):  # its runs have stopped with it: nobody holds their locks
+        with RunFolder(log).locked():
+            pass
     out = invoke(*words)
-    runs = sorted(p.name for p in (tmp_path / "s").iterdir() if p.is_dir())
+    runs = sorted(p.name for p in (tmp_path / "s").glob("tiny-*"))
     names = ("fbl-without-pod", "finetune", "mib", "rcil")
     assert runs == [f"tiny-{name}-seed{seed}" for name in names for seed in (1,)]
     for name in runs:
@@ -214,6 +232,7 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
         first = folder.records("rounds.jsonl")[0]["task"]
         assert first == (1 if shares else 0)
     assert "fbl-without-pod" in out
+    assert (tmp_path / "s" / "report.html").is_file()
     assert "task 1" in out
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
     invoke(*words)  # all done: nothing is touched
@@ -243,3 +262,28 @@ def test_a_run_that_fails_does_not_stop_a_sweep(tiny, tmp_path, monkeypatch):
 def test_seeds_are_numbers(tiny, tmp_path):
     with pytest.raises(UserError, match="whole numbers"):
         invoke("sweep", "shapes", "--seeds", "1,two", "--out", str(tmp_path))
+
+
+def test_labels_know_the_coefficients_of_a_preset():
+    """ADE20k has its own; a method with those is still called by its name, and one with others is not."""
+    for name in ("fbl", "fbl-reference", "plop", "mib"):
+        config = replace(presets.ade_100_10(), method=presets.method_for("ade-100-10", name))
+        assert presets.exact_label(config) == presets.label(config) == name
+    without = replace(presets.ade_100_10(), method=methods.ablate(presets.method_for("ade-100-10", "fbl"), "pod"))
+    assert presets.exact_label(without) == "fbl-without-pod"
+    assert presets.exact_label(replace(presets.ade_100_10(), method=methods.find("mib"))) is None
+    assert presets.label(replace(presets.ade_100_10(), method=methods.find("mib"))) == "mib"
+
+
+def test_what_a_sweep_refuses_and_keeps(tmp_path):
+    shapes = presets.shapes()
+    own = replace(shapes, method=replace(methods.find("fbl"), relation_weight=9.0))
+    jobs = {job.name: job for job in sweep.plan(own, ["fbl", "mib", "rcil", "joint"], [1], tmp_path)}
+    assert jobs["fbl"].config.method.relation_weight == 9.0
+    assert jobs["mib"].base == jobs["finetune"].folder
+    assert jobs["rcil"].base is jobs["joint"].base is None
+    assert [job.name for job in sweep.plan(own, ["rcil"], [1], tmp_path)] == ["rcil"]  # nobody needs a base
+    with pytest.raises(UserError, match="leave base and joint"):
+        sweep.plan(replace(shapes, base="runs/x"), ["fbl"], [1], tmp_path)
+    with pytest.raises(UserError, match="put this one into a config file"):
+        invoke("sweep", "shapes", "--set", "method.mean_over=valid", "--out", str(tmp_path))

@@ -68,16 +68,3 @@ def name_of(method: Method) -> str:
     """The name under which `find` finds this kind of method again."""
     kind = type(method)
     return kind.name if type(METHODS.get(kind.name, Finetune)()) is kind else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def label_of(method: Method) -> str:
-    """What to call this very method: the name that stands for exactly its fields, or its parts taken out, or its
-    kind."""
-    for name, make in METHODS.items():
-        value = make()
-        if value == method:
-            return name
-        for part in value.ablations:
-            if type(value) is type(method) and ablate(value, part) == method:
-                return f"{name}-without-{part}"
-    return name_of(method).rsplit(":", 1)[-1].lower()
