@@ -128,7 +128,7 @@ def sweep(
             )
     preset = choose(what, settings=setting or [])
     names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
-    plan = sweeping.plan(preset, names, _numbers(seeds) or [preset.seed], out)
+    plan = sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out)
     sweeping.check(plan)
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -152,13 +152,6 @@ def sweep(
     failed = [p for p in ended if p.state == "failed"]
     if failed:
         raise UserError(f"{len(failed)} of {len(plan)} runs failed: {failed[0].job.folder.name}: {failed[0].detail}")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise UserError(f"--seeds {text}: expected whole numbers separated by commas.") from None
 
 
 @app.command()

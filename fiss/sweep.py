@@ -37,6 +37,14 @@ def contenders(words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(named))
 
 
+def numbers(text: str) -> list[int]:
+    """Seeds as the command line gives them."""
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers separated by commas.") from None
+
+
 @dataclass(frozen=True)
 class Job:
     """One run of a sweep."""

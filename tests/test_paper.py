@@ -287,3 +287,21 @@ def test_what_a_sweep_refuses_and_keeps(tmp_path):
         sweep.plan(replace(shapes, base="runs/x"), ["fbl"], [1], tmp_path)
     with pytest.raises(UserError, match="put this one into a config file"):
         invoke("sweep", "shapes", "--set", "method.mean_over=valid", "--out", str(tmp_path))
+
+
+def test_the_live_table_of_a_sweep(tmp_path):
+    from rich.console import Console
+
+    from fiss.display import sweep_table
+
+    jobs = sweep.plan(presets.shapes(), ["fbl", "mib"], [1], tmp_path)
+    board = [
+        sweep.Progress(jobs[0], "finished", "was there", (50.0, 20.5)),
+        sweep.Progress(jobs[1], "running", "task 1, 4 rounds done", (50.0,)),
+        sweep.Progress(jobs[2], "failed", "ValueError: [on purpose]"),
+    ]
+    console = Console(width=160, record=True)
+    console.print(sweep_table(board))
+    text = console.export_text()
+    for word in ("shapes-finetune-seed1", "20.5", "task 1, 4 rounds done", "[on purpose]", "task 1"):
+        assert word in text
