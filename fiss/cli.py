@@ -96,7 +96,7 @@ def eval_(
 
 @app.command()
 def sweep(
-    what: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset or a config file.")],
+    what: Annotated[list[str], typer.Argument(metavar="PRESET|FILE.toml...", help="Presets or config files.")],
     methods_: Annotated[
         str,
         typer.Option(
@@ -126,9 +126,10 @@ def sweep(
             raise UserError(
                 f"--set {pair}: a sweep has many methods; put this one into a config file and name the file."
             )
-    preset = choose(what, settings=setting or [])
+    presets = [choose(one, settings=setting or []) for one in what]
     names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
-    plan = sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out)
+    plans = [sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out) for preset in presets]
+    plan = [job for one in plans for job in one]
     sweeping.check(plan)
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -144,11 +145,12 @@ def sweep(
             if not live:
                 scores = "  ".join("-" if v is None else f"{v:.1f}" for v in progress.miou)
                 print(f"{progress.state}: {progress.job.folder.name}  {scores}  {progress.detail}", flush=True)
-    good = [job.folder for job in plan if sweeping.has_scores(job)]
-    if good:
-        compare(good, preset.evaluation.views[0], False)
-        with _display() as display:
-            _report(good, out / "report.html", display)
+    for preset, own in zip(presets, plans, strict=True):
+        good = [job.folder for job in own if sweeping.has_scores(job)]
+        if good:
+            compare(good, preset.evaluation.views[0], False)
+            with _display() as display:
+                _report(good, out / f"{preset.name}.html", display)
     failed = [p for p in ended if p.state == "failed"]
     if failed:
         raise UserError(f"{len(failed)} of {len(plan)} runs failed: {failed[0].job.folder.name}: {failed[0].detail}")

@@ -1,4 +1,5 @@
-"""Plots and tables as pieces of HTML: matplotlib's SVG and PNG embedded, readable for colour-blind people."""
+"""Plots and tables as pieces of HTML, and the page around them: matplotlib's SVG and PNG embedded, readable for
+colour-blind people."""
 
 import base64
 import html
@@ -101,3 +102,28 @@ def tiles(rows: Sequence[Sequence[Any]], heads: Sequence[str], alt: str) -> str:
             if y == 0:
                 places[y][x].set_title(head, fontsize=9)
     return png(drawn, alt)
+
+
+def page(body: str) -> str:
+    """A whole HTML page, for phones and wide screens."""
+    return PAGE.replace("BODY", body)
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>fiss report</title>
+<link rel="icon" href="data:,">
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 72rem; color: #1e1e1e; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
+.plot, .wide { overflow-x: auto; } .plot img { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.notes { background: #fff4d6; border-left: 4px solid #e69f00; padding: .1rem 1rem; }
+pre { overflow-x: auto; font-size: .8rem; background: #f6f6f6; padding: 1rem; }
+@media (max-width: 40rem) { body { padding: 0 .6rem 2rem; } .plot img { min-width: 30rem; max-width: none; } }
+</style></head><body>
+BODY
+</body></html>
+"""

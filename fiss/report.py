@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,7 +18,7 @@ from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import Config, to_dict, to_toml
 from fiss.errors import UserError
 from fiss.pictures import pseudo_label_tiles, segmentation_tiles
-from fiss.plots import figure, grid, style, svg, table, tiles
+from fiss.plots import figure, grid, page, style, svg, table, tiles
 from fiss.tables import FREE, compare, flat, labels, row_key
 from fiss.watch import Watcher
 
@@ -60,7 +61,7 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         ("Pictures", _pictures(firsts, watcher, notes)),
         ("Pseudo labels", [*_accepted(by_label), *_pseudo(firsts, watcher, notes)]),
         ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
-        ("Clients and their data", [_clients(firsts)]),
+        ("Clients and their data", [_clients(firsts), _calendar(firsts)]),
         ("Configs", [_configs(firsts)]),
     ]
     body = [f"<h1>{html.escape(', '.join(by_label))}</h1>"]
@@ -71,7 +72,7 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         shown = [part for part in parts if part]
         if shown:
             body.append(f"<section><h2>{html.escape(title)}</h2>{''.join(shown)}</section>")
-    write_atomically(out, PAGE.replace("BODY", "\n".join(body)).encode())
+    write_atomically(out, page("\n".join(body)).encode())
 
 
 def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -109,19 +110,16 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 def _means(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
     """By task, the mean over seeds."""
-    tasks = max(len(run.ends) for run in runs)
-    columns = ([value(run.ends[t]) for run in runs if t < len(run.ends)] for t in range(tasks))
+    columns = ([value(r.ends[t]) for r in runs if t < len(r.ends)] for t in range(max(len(r.ends) for r in runs)))
     return [mean(there) if (there := [v for v in column if v is not None]) else None for column in columns]
 
 
 def _last(runs: Sequence[Run], key: str) -> float | None:
-    there = [v for run in runs if (v := run.ends[-1].get(key)) is not None]
-    return mean(there) if there else None
+    return mean(there) if (there := [v for run in runs if (v := run.ends[-1].get(key)) is not None]) else None
 
 
 def _classes(by_label: dict[str, list[Run]]) -> list[str]:
-    longest = max((run.ends[-1]["iou"] for runs in by_label.values() for run in runs), key=len)
-    return list(longest)
+    return max((list(run.ends[-1]["iou"]) for runs in by_label.values() for run in runs), key=len)
 
 
 def _forgetting(by_label: dict[str, list[Run]]) -> str:
@@ -341,6 +339,28 @@ def _clients(runs: Sequence[Run]) -> str:
     return grid([f"client {c}" for c in clients], names, rows, shown, (0, max(most, 1)), "cividis")
 
 
+def _calendar(runs: Sequence[Run]) -> str:
+    """Who was asked in which round, and where a client passed to a new task."""
+    run = max(runs, key=lambda r: len(r.rounds))
+    if not run.rounds:
+        return ""
+    asked = [(record["round"], reply["client"]) for record in run.rounds for reply in record["replies"]]
+    moved = [(r["round"], reply["client"]) for r in run.rounds for reply in r["replies"] if reply["transition"]]
+    drawn = figure(9, 2.6)
+    axes = drawn.subplots()
+    axes.plot(*zip(*asked, strict=True), "s", color="#56b4e9", markersize=7, label="trained")
+    if moved:
+        axes.plot(*zip(*moved, strict=True), "*", color="#000000", markersize=8, label="passed to a new task")
+    for record, following in pairwise(run.rounds):
+        if record["task"] != following["task"]:
+            axes.axvline(following["round"] - 0.5, color="#d55e00", linestyle="--", linewidth=1)
+    axes.set(xlabel="round (dashed: new classes)", ylabel="client")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return f"<h3>{html.escape(run.label)}: rounds and transitions</h3>" + svg(drawn, "who trained in which round")
+
+
 def _configs(runs: Sequence[Run]) -> str:
     return "".join(
         f"<details><summary>{html.escape(run.label)}: {html.escape(str(run.path))}</summary>"
@@ -377,23 +397,3 @@ def _pseudo(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str
                 f"<h3>{html.escape(run.label)}: pseudo labels beside the truth</h3>" + tiles(made[1], made[0], alt)
             )
     return parts
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fiss report</title>
-<link rel="icon" href="data:,">
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 72rem; color: #1e1e1e; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
-.plot, .wide { overflow-x: auto; } .plot img { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.notes { background: #fff4d6; border-left: 4px solid #e69f00; padding: .1rem 1rem; }
-pre { overflow-x: auto; font-size: .8rem; background: #f6f6f6; padding: 1rem; }
-@media (max-width: 40rem) { body { padding: 0 .6rem 2rem; } .plot img { min-width: 30rem; max-width: none; } }
-</style></head><body>
-BODY
-</body></html>
-"""

@@ -147,8 +147,12 @@ def _view(job: Job) -> str:
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Refuse folders that hold runs with other settings."""
+    """Refuse two runs in one folder, and folders that hold runs with other settings."""
     for job in jobs:
+        if sum(other.folder == job.folder for other in jobs) > 1:
+            raise UserError(
+                f"Two runs of this sweep would both be {job.folder}: give the config files other names inside."
+            )
         if not (job.folder / "config.toml").is_file():
             continue
         there, wanted = (_plain(config) for config in (RunFolder.open(job.folder).config(), job.config))

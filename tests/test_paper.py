@@ -232,7 +232,7 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
         first = folder.records("rounds.jsonl")[0]["task"]
         assert first == (1 if shares else 0)
     assert "fbl-without-pod" in out
-    assert (tmp_path / "s" / "report.html").is_file()
+    assert (tmp_path / "s" / "tiny.html").is_file()
     assert "task 1" in out
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
     invoke(*words)  # all done: nothing is touched
@@ -285,6 +285,13 @@ def test_what_a_sweep_refuses_and_keeps(tmp_path):
     assert [job.name for job in sweep.plan(own, ["rcil"], [1], tmp_path)] == ["rcil"]  # nobody needs a base
     with pytest.raises(UserError, match="leave base and joint"):
         sweep.plan(replace(shapes, base="runs/x"), ["fbl"], [1], tmp_path)
+    several = [
+        job for preset in (shapes, replace(shapes, name="more")) for job in sweep.plan(preset, ["mib"], [1], tmp_path)
+    ]
+    sweep.check(several)
+    assert [job.folder.name for job in several if job.name == "mib"] == ["shapes-mib-seed1", "more-mib-seed1"]
+    with pytest.raises(UserError, match="would both be"):
+        sweep.check([*several, *several])
     with pytest.raises(UserError, match="put this one into a config file"):
         invoke("sweep", "shapes", "--set", "method.mean_over=valid", "--out", str(tmp_path))
 
