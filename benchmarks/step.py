@@ -172,16 +172,7 @@ def main() -> None:
         del steps, trainer, teacher
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    how = "compiled" if given.compile else "eager"
-    notes = {
-        "batch": sizes.batch,
-        "side": sizes.side,
-        "classes": sizes.space.channels,
-        "flops of a step": flops,
-        **limit,
-    }
-    command = "python benchmarks/step.py" + (" --compile" if given.compile else "")
-    common.report(f"training step, {how}", command, given, rows, notes)
+        common.report(f"training step, {how}", command, given, rows, notes)  # after every row: a run may be cut off
 
 
 def _options(parser: Any) -> None:

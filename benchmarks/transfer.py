@@ -6,7 +6,6 @@ python benchmarks/transfer.py
 from typing import Any
 
 import common
-import torch
 from safetensors.torch import load, save
 from step import Sizes, our_steps
 
@@ -40,15 +39,14 @@ def main() -> None:
     steps, _, _ = our_steps(sizes, "finetune", False, 5)
     notes = {
         "model bytes": size,
-        "bytes down, per client and round": len(packed),
-        "bytes up, per client and round": len(packed),
+        "bytes each way, per client and round": len(packed),
         "x model": len(packed) / size,
         "of a round of 100 steps, packing both ways and unpacking": (rows[3]["seconds"] + rows[4]["seconds"])
         * 2
         / (20 * common.seconds(steps, given.tiny)),
-        "note": "an order also names the teacher, which an engine has to send once per client and task",
+        "note": "a reply that is not what was sent, name by name and shape by shape, is refused; an order also names "
+        "the teacher, which an engine has to send once per client and task",
     }
-    torch.set_grad_enabled(True)
     common.report("transfer", "python benchmarks/transfer.py", given, rows, notes)
 
 

@@ -7,10 +7,11 @@ disagreement. A cell is "ours / published"; ours is the mean over seeds. What ha
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from fiss.checkpoint import RunFolder
@@ -18,7 +19,7 @@ from fiss.config import Config, to_dict
 from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
 from fiss.presets import PRESETS, exact_label
-from fiss.tables import FREE, Comparison, flat
+from fiss.tables import FREE, Comparison, cell, flat
 
 Runs = dict[str, list[list[dict[str, Any]]]]
 """By method: the scores after each task, of each run."""
@@ -49,9 +50,8 @@ def tables(preset: str, paths: Iterable[Path], view: str) -> list[Comparison]:
     if record["logs"]:
         wise = {method: log["task_wise_miou"] for method, log in record["logs"].items()}
         made.append(_tasks({"table": "The authors' logs: mIoU after each task", "methods": wise}, runs))
-    first = made[0]
-    notes = [*notes, *(f"published: {note}" for note in record["notes"])]
-    return [Comparison(first.title, first.head, first.rows, tuple(notes)), *made[1:]]
+    notes += [f"published: {note}" for note in record["notes"]]
+    return [replace(made[0], notes=tuple(notes)), *made[1:]]
 
 
 def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str]]:
@@ -94,9 +94,7 @@ def _differences(config: Config, wanted: Config) -> list[str]:
 
 
 def _pair(ours: Sequence[float | None], theirs: float | None) -> str:
-    there = [value for value in ours if value is not None]
-    left = f"{mean(there):.1f}" + (f" ± {stdev(there):.1f}" if len(there) > 1 else "") if there else "-"
-    return f"{left} / {'-' if theirs is None else f'{theirs:.1f}'}"
+    return f"{cell(ours)} / {cell([theirs])}"
 
 
 def _last(runs: Runs, method: str, value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:

@@ -115,10 +115,8 @@ def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int], task: i
     return found
 
 
-def segmentation_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[list[Any]]]:
+def segmentation_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list[list[Any]]]:
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
-    folder = RunFolder.open(path)
-    setup = prepare(folder.config(), watcher)
     images, tasks = _chosen(setup)[:3], _tasks_done(folder)
     seen = [_predictions(setup, folder, images, task) for task in tasks]
     colours = _colours(len(setup.dataset.classes) + 1)
@@ -129,16 +127,14 @@ def segmentation_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[li
     return ["image", "truth", *(f"task {task}" for task in tasks)], rows
 
 
-def pseudo_label_tiles(path: Path, watcher: Watcher) -> tuple[list[str], list[list[Any]]] | None:
+def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
     learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
     no pseudo labels, or there was no second task."""
-    folder = RunFolder.open(path)
-    config = folder.config()
-    method, tasks = config.method, _tasks_done(folder)
+    config, tasks = setup.config, _tasks_done(folder)
+    method = config.method
     if not isinstance(method, PseudoLabelled) or len(tasks) < 2:
         return None
-    setup = prepare(config, watcher)
     task = tasks[-1]
     model, known = _model(setup, folder, task - 1)
     space = setup.tasks.label_space(task)

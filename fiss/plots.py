@@ -90,7 +90,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def tiles(rows: Sequence[Sequence[Any]], heads: Sequence[str], alt: str) -> str:
+def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> str:
     """Rows of small pictures under headings; None leaves a place empty."""
     drawn = figure(1.5 * len(heads), 1.55 * len(rows) + 0.3)
     places = drawn.subplots(len(rows), len(heads), squeeze=False)

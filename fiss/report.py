@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import Config, to_dict, to_toml
 from fiss.errors import UserError
+from fiss.experiment import prepare
 from fiss.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.plots import figure, grid, page, style, svg, table, tiles
-from fiss.tables import FREE, compare, flat, labels, row_key
+from fiss.tables import FREE, cell, compare, flat, labels, row_key
 from fiss.watch import Watcher
 
 
@@ -52,14 +53,15 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         by_label[run.label].append(run)
     done = {label: own for label, all_ in by_label.items() if (own := [run for run in all_ if run.finished])}
     firsts = [several[0] for several in by_label.values()]
+    pictures, pseudo = _pictures(firsts, watcher, notes)
     sections = [
         ("Which method forgot what", [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]),
         ("Task by task", [_curves(by_label), _comparison(runs)]),
         ("Old against new", [_trade(done)]),
         ("IoU of every class after every task", [_heat(by_label)]),
         ("Classes that turn into background", [_background(done)]),
-        ("Pictures", _pictures(firsts, watcher, notes)),
-        ("Pseudo labels", [*_accepted(by_label), *_pseudo(firsts, watcher, notes)]),
+        ("Pictures", pictures),
+        ("Pseudo labels", [*_accepted(by_label), *pseudo]),
         ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
         ("Clients and their data", [_clients(firsts), _calendar(firsts)]),
         ("Configs", [_configs(firsts)]),
@@ -124,8 +126,6 @@ def _classes(by_label: dict[str, list[Run]]) -> list[str]:
 
 def _forgetting(by_label: dict[str, list[Run]]) -> str:
     """Final IoU minus the best after an earlier task, by method and class."""
-    if not by_label:
-        return ""
     names = [name for name in _classes(by_label) if name != "background"]
 
     def lost(run: Run, name: str) -> float | None:
@@ -300,27 +300,16 @@ def _time(by_label: dict[str, list[Run]]) -> str:
     later = any(record["task"] for runs in by_label.values() for run in runs for record in run.rounds)
     rows = []
     for label, runs in by_label.items():
-        rounds = [record for run in runs for record in run.rounds if record["task"] or run.config.joint or not later]
-        seconds = sum(record["seconds"] for record in rounds)
-        samples = sum(reply["samples"] for record in rounds for reply in record["replies"])
-        messages = sum(bool(reply["images"]) for record in rounds for reply in record["replies"])
+        counted = [[r for r in run.rounds if r["task"] or run.config.joint or not later] for run in runs]
+        seconds = [sum(r["seconds"] for r in rounds) for rounds in counted]
+        replies = [reply for rounds in counted for r in rounds for reply in r["replies"] if reply["images"]]
+        rate = f"{sum(reply['samples'] for reply in replies) / sum(seconds):.0f}" if sum(seconds) else "-"
         files = [f.stat().st_size for run in runs for f in (run.path / "weights").glob("*.safetensors")]
-        size = max(files, default=0)
-        spread = [sum(r["seconds"] for r in run.rounds if r in rounds) for run in runs]
-        cell = f"{seconds / len(runs):.0f}" + (f" ± {stdev(spread):.0f}" if len(spread) > 1 else "")
-        traffic = f"{messages * size / len(runs) / 1e9:.2f}"
-        rate = f"{samples / seconds:.0f}" if seconds else "-"
-        rows.append((label, str(len(runs)), cell, rate, f"{size / 1e6:.1f}", str(messages // len(runs)), traffic))
-    head = (
-        "method",
-        "runs",
-        "seconds of training, later tasks" if later else "seconds of training",
-        "images/s",
-        "MB of a model",
-        "updates",
-        "GB each way",
-    )
-    return table(head, rows)
+        size, updates = max(files, default=0), len(replies) / len(runs)
+        traffic = f"{updates * size / 1e9:.2f}"
+        rows.append((label, str(len(runs)), cell(seconds), rate, f"{size / 1e6:.1f}", f"{updates:.0f}", traffic))
+    spent = "seconds of training, later tasks" if later else "seconds of training"
+    return table(("method", "runs", spent, "images/s", "MB of a model", "updates", "GB each way"), rows)
 
 
 def _clients(runs: Sequence[Run]) -> str:
@@ -369,31 +358,24 @@ def _configs(runs: Sequence[Run]) -> str:
     )
 
 
-def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str]:
-    """For a few images: the truth, and what each run sees after every task."""
-    parts = []
+def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> tuple[list[str], list[str]]:
+    """What each run sees in a few images after every task, and its pseudo labels, each beside the truth."""
+    seen, pseudo = [], []
+    watcher.start("drawing runs", len(runs))
     for run in runs:
+        name = html.escape(run.label)
         try:
-            heads, rows = segmentation_tiles(run.path, watcher)
+            folder, setup = (
+                RunFolder.open(run.path),
+                prepare(run.config, Watcher()),
+            )  # its notices were given when it ran
+            rows = segmentation_tiles(folder, setup)
+            seen.append(f"<h3>{name}</h3>" + tiles(*rows, f"segmentations of {run.label}"))
+            if (given := pseudo_label_tiles(folder, setup)) is not None:
+                alt = f"pseudo labels of {run.label} beside the truth"
+                pseudo.append(f"<h3>{name}: pseudo labels beside the truth</h3>" + tiles(*given, alt))
         except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures ({error})")
-            continue
-        parts.append(f"<h3>{html.escape(run.label)}</h3>" + tiles(rows, heads, f"segmentations of {run.label}"))
-    return parts
-
-
-def _pseudo(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> list[str]:
-    """Pseudo labels beside the truth."""
-    parts = []
-    for run in runs:
-        try:
-            made = pseudo_label_tiles(run.path, watcher)
-        except (UserError, OSError, RuntimeError) as error:
-            notes.append(f"{run.path}: no pictures of pseudo labels ({error})")
-            continue
-        if made is not None:
-            alt = f"pseudo labels of {run.label} beside the truth"
-            parts.append(
-                f"<h3>{html.escape(run.label)}: pseudo labels beside the truth</h3>" + tiles(made[1], made[0], alt)
-            )
-    return parts
+        watcher.advance()
+    watcher.finish()
+    return seen, pseudo

@@ -1,4 +1,5 @@
-"""Sums over pixels by class or bin, without a loop and without waiting for the device.
+"""Sums over pixels by class or bin, without a loop and without waiting for the device; and whether a GPU has kernels
+for more.
 
 B batch, C classes, D values of a pixel, H W pixels, N pixels in any arrangement.
 """

@@ -27,7 +27,7 @@ BASE = "finetune"
 
 def contenders(words: Sequence[str]) -> list[str]:
     """Names of methods, ablations (fbl-without-pod) and `joint`; `paper` and `all` stand for several."""
-    ablations = [f"{name}-without-{part}" for name in ("fbl",) for part in methods.find(name).ablations]
+    ablations = [f"fbl-without-{part}" for part in methods.find("fbl").ablations]
     groups = {"paper": list(PAPER), "ablations": ablations, "all": [*methods.METHODS, *ablations, "joint"]}
     named = [name for word in words for name in groups.get(word, [word])]
     known = [*groups["all"], *groups]
@@ -114,8 +114,9 @@ class Progress:
     """Of the logs when they were last read."""
 
 
-def look(job: Job, progress: Progress) -> None:
+def look(progress: Progress) -> None:
     """Read from the run folder what there is to know."""
+    job = progress.job
     if not (job.folder / "config.toml").is_file():
         return
     folder = RunFolder.open(job.folder)
@@ -138,7 +139,7 @@ def look(job: Job, progress: Progress) -> None:
 def has_scores(job: Job) -> bool:
     """Whether a task of it is finished, so that it can be compared."""
     progress = Progress(job)
-    look(job, progress)
+    look(progress)
     return bool(progress.miou)
 
 
@@ -182,7 +183,7 @@ def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]]
     for progress in board.values():
         if (progress.job.folder / "state.json").is_file() and RunFolder.open(progress.job.folder).finished():
             progress.state, progress.detail = "finished", "was there"
-            look(progress.job, progress)
+            look(progress)
     running: dict[Path, subprocess.Popen[bytes]] = {}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are stopped with the sweep
     try:
@@ -198,7 +199,7 @@ def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]]
                         yield progress
             for folder, process in list(running.items()):
                 progress = board[folder]
-                look(progress.job, progress)
+                look(progress)
                 if process.poll() is not None:
                     del running[folder]
                     progress.state = "finished" if process.returncode == 0 else "failed"

@@ -79,10 +79,10 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
     rows = []
     for name, group in zip(names, groups.values(), strict=True):
         runs = [ends for _, ends in group.values()]
-        cells = [_cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
+        cells = [cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
         if next(iter(group.values()))[0].joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
-        cells += [_cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
+        cells += [cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
         rows.append((name, str(len(runs)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     return Comparison(f"mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
@@ -113,7 +113,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _cell(values: Sequence[float | None]) -> str:
+def cell(values: Sequence[float | None]) -> str:
+    """Mean and, of several, deviation; a dash where there is nothing."""
     there = [v for v in values if v is not None]
     if not there:
         return "-"

@@ -1,6 +1,7 @@
 """The GPU kernels, run by Triton's interpreter on the CPU, against what plain PyTorch computes; and the benchmarks,
 once each at tiny sizes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -67,6 +68,15 @@ def test_kernels_that_do_not_work_are_not_used(monkeypatch):
     assert not sums._works(device)
     sums._works.cache_clear()
     assert not sums.has_kernels(torch.zeros(1))
+
+
+def test_what_was_measured_is_kept_when_a_benchmark_is_cut_off(tmp_path):
+    """Results are written after every row: a method that cannot run takes none of those before it along."""
+    words = [sys.executable, "benchmarks/step.py", "--tiny", "--out", str(tmp_path / "r.json")]
+    done = subprocess.run([*words, "--methods", "finetune", "nonsense"], cwd=ROOT, capture_output=True, timeout=300)
+    assert done.returncode != 0
+    (table,) = json.loads((tmp_path / "r.json").read_text()).values()
+    assert [row["step"] for row in table["rows"]] == ["bare", "finetune"]
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

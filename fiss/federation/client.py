@@ -27,15 +27,21 @@ class Site:
     seed: int
 
 
-def batches(order: Order, site: Site, method: Method, spec: TrainingSpec) -> list[list[Batch]]:
-    """What the order makes the client read, by epoch: whole epochs, or exactly the steps ordered."""
+def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:
+    """Steps of each epoch that the order asks for: whole epochs, or exactly the steps ordered; none without images."""
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
-    left = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
-    epochs: list[list[Batch]] = []
-    while left > 0 and per_epoch:
-        where = ("client", order.client, "round", order.round, "epoch", len(epochs))
-        epochs.append(epoch_batches(site.images, spec.batch, spec.drop_last, site.seed, *where)[:left])
-        left -= len(epochs[-1])
+    if per_epoch == 0:
+        return []
+    steps = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
+    return [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
+
+
+def batches(order: Order, site: Site, method: Method, spec: TrainingSpec) -> list[list[Batch]]:
+    """What the order makes the client read, by epoch."""
+    epochs = []
+    for epoch, length in enumerate(epoch_lengths(order, site, spec)):
+        where = ("client", order.client, "round", order.round, "epoch", epoch)
+        epochs.append(epoch_batches(site.images, spec.batch, spec.drop_last, site.seed, *where)[:length])
     if method.looks and method.needs_teacher and order.teacher is not None:
         epochs = [[*_looked_at(epoch, site.seed), *epoch] for epoch in epochs]
     return epochs
@@ -61,17 +67,15 @@ def answer(
     if transition:
         rate = spec.first_rate if order.task == 0 else spec.later_rate
         memory = Memory(order.task, rate, 0, memory.score, order.teacher.name if order.teacher else "")
-    per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
-    if per_epoch == 0:
+    epochs = epoch_lengths(order, site, spec)
+    if not epochs:
         return Reply(order.client, 0, transition=transition), memory
     trainer.student.load(order.weights, order.label_space.sizes)
     taught_by = order.teacher if method.needs_teacher else None
     teacher = trainer.teach(taught_by.weights, taught_by.label_space.sizes) if taught_by is not None else None
-    steps = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
-    epochs = [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
     table = training_table(site.classes, order.label_space, site.labelled)
-    lesson = Lesson(order.label_space, table, memory.rate, steps * order.rounds_left, epochs, memory.epochs)
-    watcher.client(order.client, steps)
+    lesson = Lesson(order.label_space, table, memory.rate, sum(epochs) * order.rounds_left, epochs, memory.epochs)
+    watcher.client(order.client, sum(epochs))
     torch.manual_seed(address(site.seed, "noise", order.client, order.round))  # dropout and the like
     fitted = fit(trainer, teacher, method, lesson, watcher)
     memory = replace(memory, rate=fitted.rate, epochs=memory.epochs + len(epochs))

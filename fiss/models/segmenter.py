@@ -129,7 +129,7 @@ def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
 
 def enlarge(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
     """Bilinear interpolation to `size`. On a GPU as two matrix products: the backward pass of the library's function
-    takes longer there than that of all convolutions together."""
+    adds with atomics and took a quarter of a whole training step there (docs/performance.md)."""
     return _products(small_BChw, size) if small_BChw.is_cuda else F.interpolate(small_BChw, size, mode="bilinear")
 
 
