@@ -39,7 +39,8 @@ def main() -> None:
     limit, rows = common.ceilings(given.tiny), []
     for classes, old in ((21, 17), (151, 141)):
         sizes = Sizes(given.tiny, classes, old)
-        bare = common.seconds(plain_steps(sizes, given.compile), given.tiny)
+        count = 1 if given.tiny else 5
+        bare = common.seconds(plain_steps(sizes, given.compile, count), given.tiny) / count
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for name, kernels in (("finetune", True), ("fbl", True), ("fbl", False)):
@@ -74,7 +75,9 @@ def _measure(
 
     there = sums._works
     sums._works = (lambda device: False) if not kernels else there  # type: ignore[assignment]
-    spent, gib = common.seconds(losses, given.tiny), common.peak_gib(losses)
+    count = 1 if given.tiny else 5
+    spent = common.seconds(lambda: [losses() for _ in range(count)], given.tiny) / count  # in a row, as in training
+    gib = common.peak_gib(losses)
     sums._works = there
     # The least that must be moved: the student's inputs forward, backward and as gradients; the teacher's once; logits
     # at full size written once and read once, the student's again going back.

@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 IGNORE = tl.constexpr(255)
+CELLS = 2**21
+"""In which numbers are added up, all copies together."""
 
 
 @triton.jit
@@ -84,16 +86,21 @@ def _class_sums(
 
 
 @triton.jit
-def _class_sums_back(logits, labels, upper, out, pixels, channels, classes, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Each pixel's gradient from the row of its class in `upper`, (classes, channels)."""
+def _both_back(logits, labels, upper, by_class, out, pixels, channels, classes, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Of cross-entropies, `upper` by pixel, and of sums by class, `by_class` (classes, channels): both gradients added,
+    with the logits read and the result written once."""
     image, pixel = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     z = _load(logits, image, pixel, pixels, channels, C)
-    label = tl.load(labels + image.to(tl.int64) * pixels + pixel, mask=pixel < pixels, other=255).to(tl.int32)
+    place = image.to(tl.int64) * pixels + pixel
+    label = tl.load(labels + place, mask=pixel < pixels, other=255).to(tl.int32)
     channel = tl.arange(0, C)
-    wanted = (channel < channels)[:, None] & (label < classes)[None, :]
-    up = tl.load(upper + label[None, :] * channels + channel[:, None], mask=wanted, other=0.0)
     p = tl.exp(z - _log_sum(z)[None, :])
-    gradient = p * (up - tl.sum(p * up, 0)[None, :])
+    up = tl.load(upper + place, mask=pixel < pixels, other=0.0)
+    up = tl.where(label == IGNORE, 0.0, up)
+    gradient = up[None, :] * (p - (channel[:, None] == label[None, :]).to(tl.float32))
+    wanted = (channel < channels)[:, None] & (label < classes)[None, :]
+    row = tl.load(by_class + label[None, :] * channels + channel[:, None], mask=wanted, other=0.0)
+    gradient += p * (row - tl.sum(p * row, 0)[None, :])
     at = out + image.to(tl.int64) * channels * pixels + channel[:, None] * pixels + pixel[None, :]
     tl.store(at, gradient.to(out.dtype.element_ty), mask=(channel < channels)[:, None] & (pixel < pixels)[None, :])
 
@@ -152,6 +159,19 @@ def _strips_back(student, rows, columns, out, height, width, scale, depth, WIDE:
         tl.store(out + at, (s * (by_row + by_column)).to(out.dtype.element_ty), mask=wanted)
 
 
+@triton.jit
+def _add_up(index, values, out, count, size, copies, VALUED: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds 1, or the value, to the cell of each index, in one of many copies of the cells: neighbours in different
+    ones, since additions to one address wait for each other."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wanted = at < count
+    cell = out + (at % copies) * size + tl.load(index + at, mask=wanted, other=0).to(tl.int32)
+    if VALUED:
+        tl.atomic_add(cell, tl.load(values + at, mask=wanted, other=0), mask=wanted, sem="relaxed")
+    else:
+        tl.atomic_add(cell, tl.full((BLOCK,), 1, tl.int32), mask=wanted, sem="relaxed")
+
+
 def _grid(logits: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
     """Programs over pixels and images, and how large each is."""
     batch, channels, height, width = logits.shape
@@ -183,32 +203,61 @@ class CrossEntropy(torch.autograd.Function):
         return out, None
 
 
-class ClassSums(torch.autograd.Function):
-    """Sum of the probabilities over the pixels of each class, (classes, C)."""
+def class_sums(logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Sum of the probabilities over the pixels of each class, (classes, C); no gradient."""
+    logits, labels = logits.detach().contiguous(), labels.contiguous()
+    (blocks, batch), sizes = _grid(logits)
+    rows = min(max(triton.next_power_of_2(classes), 16), 64)
+    pieces = triton.cdiv(classes, rows)
+    programs = min(blocks * batch, 512 // pieces)
+    parts = torch.empty(programs, pieces * rows, sizes["C"], dtype=torch.float32, device=logits.device)
+    channels, pixels = logits.shape[1], labels[0].numel()
+    _class_sums[(programs, pieces)](logits, labels, parts, pixels, channels, blocks, blocks * batch, ROWS=rows, **sizes)
+    return parts.sum(0)[:classes, :channels].contiguous()
+
+
+class CrossEntropyAndSums(torch.autograd.Function):
+    """-log p(label) of each pixel, and the sums of the probabilities over the pixels of each class, (classes, C)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         logits, labels = logits.contiguous(), labels.contiguous()
         ctx.save_for_backward(logits, labels)
-        (blocks, batch), sizes = _grid(logits)
-        rows = min(max(triton.next_power_of_2(classes), 16), 64)
-        pieces = triton.cdiv(classes, rows)
-        programs = min(blocks * batch, 512 // pieces)
-        parts = torch.empty(programs, pieces * rows, sizes["C"], dtype=torch.float32, device=logits.device)
-        channels, pixels = logits.shape[1], labels[0].numel()
-        _class_sums[(programs, pieces)](
-            logits, labels, parts, pixels, channels, blocks, blocks * batch, ROWS=rows, **sizes
-        )
-        return parts.sum(0)[:classes, :channels].contiguous()
+        out = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
+        grid, sizes = _grid(logits)
+        _cross_entropy[grid](logits, labels, out, labels[0].numel(), logits.shape[1], **sizes)
+        return out, class_sums(logits, labels, classes)
 
     @staticmethod
     def backward(ctx: Any, *upper: Tensor) -> tuple[Tensor, None, None]:
         logits, labels = ctx.saved_tensors
         out = torch.empty_like(logits)
         grid, sizes = _grid(logits)
-        up, channels = upper[0].contiguous(), logits.shape[1]
-        _class_sums_back[grid](logits, labels, up, out, labels[0].numel(), channels, len(up), **sizes)
+        up, rows = (tensor.contiguous() for tensor in upper)
+        _both_back[grid](logits, labels, up, rows, out, labels[0].numel(), logits.shape[1], len(rows), **sizes)
         return out, None, None
+
+
+class AddUp(torch.autograd.Function):
+    """Sum of the values with each index, (size,); without values, how many there are."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, size: int, values: Tensor | None) -> Tensor:
+        index = index.contiguous()
+        ctx.save_for_backward(index)
+        copies = min(max(CELLS // size, 8), 1024)
+        kind = torch.int32 if values is None else values.dtype
+        out = torch.zeros(copies, size, dtype=kind, device=index.device)
+        given = index if values is None else values.contiguous()
+        _add_up[(triton.cdiv(len(index), 1024),)](
+            index, given, out, len(index), size, copies, VALUED=values is not None, BLOCK=1024
+        )
+        return out.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, *upper: Tensor) -> tuple[None, None, Tensor]:
+        (index,) = ctx.saved_tensors
+        return None, None, upper[0][index.int()]
 
 
 def entropy(logits: Tensor) -> tuple[Tensor, Tensor]:

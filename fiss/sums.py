@@ -12,10 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CELLS = 2**21
-"""On a GPU neighbouring pixels add to different copies of the result, so many in all: additions to one address wait
-for each other."""
-
 
 def has_kernels(tensor: Tensor) -> bool:
     """Whether the kernels of fiss/kernels.py serve this tensor: it is on a GPU, and Triton works there."""
@@ -40,13 +36,13 @@ def _works(device: torch.device) -> bool:
 
 def add_up(index_N: Tensor, size: int, values_N: Tensor | None = None) -> Tensor:
     """Sum of the values with each index, (size,); without values, how many there are."""
-    index = index_N.long()
-    copies = min(max(CELLS // size, 8), 1024) if index.is_cuda else 1
-    if copies > 1:
-        index = index + torch.arange(len(index), device=index.device) % copies * size
-    values = torch.ones_like(index) if values_N is None else values_N
-    total = torch.zeros(copies * size, dtype=values.dtype, device=index.device).scatter_add_(0, index, values)
-    return total.view(copies, size).sum(0)
+    if has_kernels(index_N):
+        from fiss.kernels import AddUp
+
+        added: Tensor = AddUp.apply(index_N, size, values_N)
+        return added
+    values = torch.ones_like(index_N, dtype=torch.long) if values_N is None else values_N
+    return torch.zeros(size, dtype=values.dtype, device=index_N.device).scatter_add_(0, index_N.long(), values)
 
 
 def means(values_N: Tensor, index_N: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from fiss import kernels, methods
+from fiss import kernels, methods, sums
 from fiss.labels import LabelSpace
 from fiss.losses import pod
 from fiss.losses.pod import _Strips
@@ -34,14 +34,18 @@ def pixels():
             ours = kernels.CrossEntropy.apply(logits, labels)
             theirs = F.cross_entropy(logits.float(), labels.long(), ignore_index=255, reduction="none")
             near(ours, theirs, 5e-6)
-            (a,), (b,) = (torch.autograd.grad((z * up).sum(), logits) for z in (ours, theirs))
+            (a,), (b,) = (torch.autograd.grad((z * up).sum(), logits, retain_graph=True) for z in (ours, theirs))
             near(a, b, tolerance)
             classes = channels + 3  # more classes than the teacher has channels
-            up = torch.randn(classes, channels)
-            ours = kernels.ClassSums.apply(logits, labels, classes)
-            theirs = class_sums(logits.float().softmax(1), labels, classes)
-            near(ours, theirs, 5e-6)
-            (a,), (b,) = (torch.autograd.grad((z * up).sum(), logits) for z in (ours, theirs))
+            theirs = theirs, class_sums(logits.float().softmax(1), labels, classes)
+            ours = kernels.CrossEntropyAndSums.apply(logits, labels, classes)
+            near(ours[0], theirs[0], 5e-6)
+            near(ours[1], theirs[1], 5e-6)
+            near(kernels.class_sums(logits, labels, classes), theirs[1], 5e-6)
+            ups = torch.randn(labels.shape), torch.randn(classes, channels)
+            (a,), (b,) = (torch.autograd.grad(z, logits, ups, retain_graph=True) for z in (ours, theirs))
+            near(a, b, tolerance)
+            (a,), (b,) = (torch.autograd.grad(z[1], logits, ups[1], retain_graph=True) for z in (ours, theirs))
             near(a, b, tolerance)
             entropy, best = kernels.entropy(logits)
             log_p = logits.detach().float().log_softmax(1)
@@ -53,6 +57,27 @@ def pixels():
     entropy, best = kernels.entropy(sure)
     assert entropy.abs().max() == 0
     assert (best == 1).all()
+
+
+def counting():
+    for kind in (torch.uint8, torch.int32, torch.int64):
+        for size in (1, 22, 200, 40000):
+            index = torch.randint(0, min(size, 256), (5000,)).to(kind)
+            values = torch.randn(5000)
+            assert torch.equal(
+                kernels.AddUp.apply(index, size, None).long(), torch.bincount(index.long(), minlength=size)
+            )
+            values.requires_grad_()
+            ours = kernels.AddUp.apply(index, size, values)
+            theirs = torch.zeros(size).index_add(0, index.long(), values)
+            near(ours, theirs, 1e-5)
+            up = torch.randn(size)
+            (a,), (b,) = (torch.autograd.grad(z, values, up) for z in (ours, theirs))
+            assert torch.equal(a, b)
+        print(kind, "agrees")
+    whole = kernels.AddUp.apply(torch.arange(12) % 3, 3, torch.arange(12))
+    assert whole.tolist() == [18, 22, 26]
+    print("whole numbers agree")
 
 
 def strips():
@@ -77,11 +102,11 @@ def strips():
 def method():
     """Whole methods, with and without kernels: the same terms, the same gradients."""
     space = LabelSpace((("a", "b", "c"), ("d", "e")))
-    for name in ("finetune", "plop", "fbl", "fbl-paper"):
+    for name in ("finetune", "plop", "fbl", "fbl-paper", "fbl-reference"):
         results = []
         for on in (False, True):
             torch.manual_seed(0)
-            outputs.has_kernels = pod.has_kernels = lambda tensor, on=on: on  # type: ignore[assignment]
+            outputs.has_kernels = pod.has_kernels = sums.has_kernels = lambda tensor, on=on: on  # type: ignore[assignment]
             student, teacher = ([torch.randn(2, d, 8, 8) for d in (c, c, 5, 6, 7)] for c in (6, 4))
             leaves = [
                 tensor.contiguous(memory_format=torch.channels_last if i > 1 else torch.contiguous_format)
@@ -114,4 +139,4 @@ def method():
 
 
 if __name__ == "__main__":
-    {"pixels": pixels, "strips": strips, "method": method}[sys.argv[1]]()
+    {"pixels": pixels, "counting": counting, "strips": strips, "method": method}[sys.argv[1]]()

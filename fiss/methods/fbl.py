@@ -69,7 +69,10 @@ class FBL(PseudoLabelled):
         assert step.teacher is not None
         student, teacher, old, space = step.student, step.teacher, step.teacher_channels, step.label_space
         labels, factor = self.relabel(step)
-        pixels = student.cross_entropy(labels)
+        if self.relations == "prototypes":
+            pixels, sums = student.cross_entropy_and_sums(labels, space.channels)
+        else:
+            pixels, sums = student.cross_entropy(labels), None
         gradient = gradients(pixels, labels, exponents(space.channels, old, labels.device))
         mean = balance(gradient, labels, groups_of(space, labels.device))
         if self.weights == "one":
@@ -79,10 +82,10 @@ class FBL(PseudoLabelled):
         else:
             weights = published_weights(student.logits_BCHW, labels, space, old)
         terms = {"compensation": pixel_mean(pixels * weights * factor[:, None, None], labels, self.mean_over)}
-        if self.relations == "prototypes":
-            ours, theirs = (output.class_sums(labels, space.channels) for output in (student, teacher))
+        if sums is not None:
+            theirs = teacher.class_sums(labels, space.channels)
             consistency = relation.relation_consistency(
-                ours, theirs, mean, self.relation_target, self.most_relation, self.relation_background
+                sums, theirs, mean, self.relation_target, self.most_relation, self.relation_background
             )
             terms["relation"] = self.relation_weight * consistency
         elif self.relations == "published":

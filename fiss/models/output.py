@@ -48,13 +48,21 @@ class Output:
         return F.nll_loss(self.log_p_BCHW, labels_BHW.long(), ignore_index=IGNORE, reduction="none")
 
     def class_sums(self, labels_BHW: Tensor, classes: int) -> Tensor:
-        """Sum of the probabilities over the pixels of each class, (classes, C)."""
+        """Sum of the probabilities over the pixels of each class, (classes, C); no gradient."""
         if has_kernels(self.logits_BCHW):
-            from fiss.kernels import ClassSums
+            from fiss import kernels
 
-            sums: Tensor = ClassSums.apply(self.logits_BCHW, labels_BHW, classes)
-            return sums
-        return class_sums(self.log_p_BCHW.exp(), labels_BHW, classes)
+            return kernels.class_sums(self.logits_BCHW, labels_BHW, classes)
+        return class_sums(self.log_p_BCHW.detach().exp(), labels_BHW, classes)
+
+    def cross_entropy_and_sums(self, labels_BHW: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+        """Both of the above, both with gradients: going back together, the logits are read once."""
+        if has_kernels(self.logits_BCHW):
+            from fiss.kernels import CrossEntropyAndSums
+
+            pixels, sums = CrossEntropyAndSums.apply(self.logits_BCHW, labels_BHW, classes)
+            return pixels, sums
+        return self.cross_entropy(labels_BHW), class_sums(self.log_p_BCHW.exp(), labels_BHW, classes)
 
     @cached_property
     def entropy(self) -> tuple[Tensor, Tensor]:
