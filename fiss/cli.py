@@ -106,6 +106,7 @@ def sweep(
     ] = "paper",
     seeds: Annotated[str, typer.Option(help="Separated by commas. Default: the preset's.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    share: Annotated[bool, typer.Option("--share", help="RCIL too takes the common first task over, split.")] = False,
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all runs; repeatable.")
     ] = None,
@@ -128,7 +129,7 @@ def sweep(
             )
     presets = [choose(one, settings=setting or []) for one in what]
     names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
-    plans = [sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out) for preset in presets]
+    plans = [sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out, share) for preset in presets]
     plan = [job for one in plans for job in one]
     sweeping.check(plan)
     console = Console()

@@ -57,8 +57,9 @@ class Job:
     """The run whose first task it takes over."""
 
 
-def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path) -> list[Job]:
-    """The jobs, those that others build on first."""
+def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path, share: bool = False) -> list[Job]:
+    """The jobs, those that others build on first. `share`: a method that would train the first task in its own way
+    takes the common one over too."""
     if preset.base or preset.joint:
         raise UserError(
             "A sweep decides itself which runs begin from another and which are joint: leave base and joint."
@@ -66,9 +67,9 @@ def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path) 
     jobs: dict[Path, Job] = {}
     for seed in seeds:
         base = out / f"{preset.name}-{BASE}-seed{seed}"
-        wanted = [_job(preset, name, seed, out, base) for name in names]
+        wanted = [_job(preset, name, seed, out, base, share) for name in names]
         if any(job.base for job in wanted):
-            jobs[base] = _job(preset, BASE, seed, out, base)
+            jobs[base] = _job(preset, BASE, seed, out, base, share)
         for job in wanted:
             if job.folder in jobs and jobs[job.folder] != job:
                 raise UserError(f"{job.name} and {jobs[job.folder].name} would both be {job.folder}.")
@@ -76,11 +77,11 @@ def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path) 
     return sorted(jobs.values(), key=lambda job: job.base is not None)  # stable: otherwise as asked for
 
 
-def _job(preset: Config, name: str, seed: int, out: Path, base: Path) -> Job:
+def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: bool) -> Job:
     joint = name == "joint"
     own = joint or name == methods.name_of(preset.method)  # a config file may have its own fields for one method
     method = preset.method if own else _method(preset.name, name)
-    alone = joint or name == BASE or not _first_task_is_plain(method)
+    alone = joint or name == BASE or not (share or _first_task_is_plain(method))
     label = name.replace(":", ".").lower()
     config = replace(preset, seed=seed, joint=joint, method=method, base="" if alone else str(base.absolute()))
     return Job(name, seed, config, out / f"{preset.name}-{label}-seed{seed}", None if alone else base)

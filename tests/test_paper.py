@@ -283,6 +283,8 @@ def test_what_a_sweep_refuses_and_keeps(tmp_path):
     assert jobs["mib"].base == jobs["finetune"].folder
     assert jobs["rcil"].base is jobs["joint"].base is None
     assert [job.name for job in sweep.plan(own, ["rcil"], [1], tmp_path)] == ["rcil"]  # nobody needs a base
+    shared = sweep.plan(own, ["rcil"], [1], tmp_path, share=True)
+    assert [(job.name, job.base is None) for job in shared] == [("finetune", True), ("rcil", False)]
     with pytest.raises(UserError, match="leave base and joint"):
         sweep.plan(replace(shapes, base="runs/x"), ["fbl"], [1], tmp_path)
     several = [

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Every run of docs/results/voc.md: sh docs/results/voc.sh VOCdevkit resnet50.safetensors OUT [JOBS]
+# Give it again to go on where it stopped. Nothing is chosen by looking at the validation images: all is as in the presets.
+set -eu
+data=$1 weights=$2 out=$3 jobs=${4:-1}
+sweep() {
+    fiss sweep "$@" --share --jobs "$jobs" --out "$out" --set data.root="$data" --set model.weights="$weights" \
+        --set evaluation.every=task --set training.workers=3
+}
+sweep voc-15-1-small --methods paper,mib-100,fbl-paper,fbl-reference
+sweep voc-4-4-small voc-8-2-small --methods paper
+sweep voc-15-1-small voc-4-4-small --methods ablations
+sweep voc-15-1-small --methods plop,mib,fbl --seeds 2024,2025
+sweep voc-15-1-small voc-4-4-small voc-8-2-small --methods joint
