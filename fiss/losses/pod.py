@@ -6,6 +6,7 @@ gradient at zero is zero, so a student equal to its teacher is left in peace.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,9 +90,36 @@ class _Strips(torch.autograd.Function):
 
 def spatial_cube(student_BDhw: Tensor, teacher_BDhw: Tensor, kernels: Sequence[int] = KERNELS) -> Tensor:
     """Norm of the difference of the squared maps averaged over windows of several sizes, mean over the sizes."""
-    difference = _squared_difference(student_BDhw, teacher_BDhw)
-    pooled = (F.avg_pool2d(difference, kernel, 1, kernel // 2) for kernel in kernels)
-    return torch.stack([safe_root(part.square().sum((1, 2, 3))) for part in pooled]).mean(0)
+    norms: Tensor = _WindowNorms.apply(_squared_difference(student_BDhw, teacher_BDhw).contiguous(), tuple(kernels))
+    return norms
+
+
+class _WindowNorms(torch.autograd.Function):
+    """Averaging over windows is a product with a matrix A from each side of a map X, so the squared norm of what comes
+    out is the sum of X * (A^T A X A^T A); and half its gradient is the second factor, which is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, map_BDhw: Tensor, kernels: tuple[int, ...]) -> Tensor:
+        gradient, norms = torch.zeros_like(map_BDhw), []
+        for kernel in kernels:
+            down, across = (_windows(side, kernel, map_BDhw.device, map_BDhw.dtype) for side in map_BDhw.shape[-2:])
+            twice = down @ map_BDhw @ across
+            norms.append(safe_root((map_BDhw * twice).sum((1, 2, 3))))
+            inverse = torch.where(norms[-1] > 0, 1 / norms[-1], torch.zeros_like(norms[-1]))
+            gradient.addcmul_(twice, inverse[:, None, None, None], value=1 / len(kernels))
+        ctx.save_for_backward(gradient)
+        return torch.stack(norms).mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, *upper: Tensor) -> tuple[Tensor, None]:
+        return upper[0][:, None, None, None] * ctx.saved_tensors[0], None
+
+
+@lru_cache(maxsize=64)
+def _windows(side: int, kernel: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A^T A of the averages over windows along one side, with zeros around it."""
+    a = F.avg_pool1d(torch.eye(side, device=device, dtype=torch.float64)[None], kernel, 1, kernel // 2)[0].T
+    return (a.T @ a).to(dtype)
 
 
 def channel_cube(student_BDhw: Tensor, teacher_BDhw: Tensor) -> Tensor:
