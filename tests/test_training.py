@@ -275,6 +275,13 @@ def test_devices():
         assert pick_device("auto").type == "cpu"
 
 
+def test_a_gpu_has_a_number(monkeypatch):
+    """torch.cuda.set_device refuses a device without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device(name).index for name in ("auto", "cuda", "cuda:1")] == [0, 0, 1]
+
+
 def test_bfloat16_trains_on_the_cpu_too(model):
     reply, _ = tell(order(model), range(8), model, spec=training(precision="bfloat16"))
     assert reply.weights["encoder.conv1.weight"].dtype == torch.float32

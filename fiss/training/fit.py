@@ -82,15 +82,17 @@ class TrainingSpec:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device a spec asks for."""
+    """The device a spec asks for, by number: torch wants one where it makes a device the current one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise UserError(f"training.device = {name}: use auto, cpu, cuda or cuda:N.")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if kind == "cpu":
+        return torch.device("cpu")
+    if int(number or 0) >= torch.cuda.device_count():
         raise UserError(f"training.device = {name}: this machine has {torch.cuda.device_count()} CUDA device(s).")
-    return torch.device(name if kind == "cuda" else "cpu")
+    return torch.device("cuda", int(number or 0))
 
 
 def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
