@@ -2,6 +2,9 @@
 
 python benchmarks/losses.py            # eager
 python benchmarks/losses.py --compile  # both sides compiled
+
+On a GPU the time is the device's, with all launched before it begins, as in a training loop; "alone" includes waiting
+for the launches.
 """
 
 from typing import Any
@@ -75,8 +78,7 @@ def _measure(
 
     there = sums._works
     sums._works = (lambda device: False) if not kernels else there  # type: ignore[assignment]
-    count = 1 if given.tiny else 5
-    spent = common.seconds(lambda: [losses() for _ in range(count)], given.tiny) / count  # in a row, as in training
+    alone, spent = common.seconds(losses, given.tiny), common.device_seconds(losses, given.tiny)
     gib = common.peak_gib(losses)
     sums._works = there
     # The least that must be moved: the student's inputs forward, backward and as gradients; the teacher's once; logits
@@ -92,6 +94,7 @@ def _measure(
     return {
         "losses": f"{name}, {space.channels} classes" + ("" if kernels else ", without kernels"),
         "ms": 1000 * spent,
+        "ms alone": 1000 * alone,
         "share of bare step": spent / bare,
         "bare ms": 1000 * bare,
         "GB moved at least": least / 1e9,

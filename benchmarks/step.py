@@ -109,7 +109,7 @@ def our_steps(
     teacher = network(kind, sizes.tiny, True, compiled) if method.needs_teacher else None
     trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]
     taught = trainer.teach(teacher.weights(), sizes.known.sizes) if teacher is not None else None
-    lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), 1e-3, 1000, [count], 0)
+    lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), lambda step: 1e-3, [count], 0, False)
 
     def steps() -> None:
         fit(trainer, taught, method, lesson, Watcher())

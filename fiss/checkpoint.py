@@ -31,6 +31,13 @@ from fiss.models.classifier import Weights
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
+NEWER: dict[str, tuple[str, ...]] = {
+    "training": ("compile", "later_epochs", "horizon", "least_rate"),
+    "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
+    "federation": ("private_names",),
+    "monitor": (),
+}
+"""Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,11 @@ class RunFolder:
     def commit(self, state: State, weights: str, keep: int) -> None:
         """Make a finished round count. `weights` names where its model goes."""
         digest = self.write_weights(weights, state.server.label_space, state.server.weights)
-        teacher = state.server.teacher
+        server, teacher = state.server, state.server.teacher
+        kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
+        for name, snapshot in kept.items():
+            if not self._weights(name).is_file():
+                self.write_weights(name, snapshot.label_space, snapshot.weights)
         record = {
             "format": FORMAT,
             "next_round": state.next_round,
@@ -140,12 +151,18 @@ class RunFolder:
             "weights": weights,
             "sha256": digest,
             "teacher": teacher.name if teacher else None,
+            "before": [snapshot.name if snapshot else None for snapshot in server.before],
+            "taught": {str(client): snapshot.name for client, snapshot in sorted(server.taught.items())},
             "lengths": {log: _flush(self.path / log) for log in LOGS},
             "memories": {str(client): asdict(memory) for client, memory in sorted(state.memories.items())},
         }
         write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
-        for old in sorted((self.path / "weights").glob("round-*.safetensors"))[:-keep]:
+        weights_folder = self.path / "weights"
+        for old in sorted(weights_folder.glob("round-*.safetensors"))[:-keep]:
             old.unlink()
+        for old in weights_folder.glob("before-*.safetensors"):
+            if old.stem not in kept:  # nobody's teacher any more
+                old.unlink()
 
     def restore(self) -> State | None:
         """The last finished round, logs cut to it; None if no round was finished."""
@@ -170,13 +187,23 @@ class RunFolder:
             memories = {int(c): Memory(**memory) for c, memory in record["memories"].items()}
             next_round, finished = int(record["next_round"]), bool(record["finished"])
             name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+            before = list(record.get("before", ()))
+            taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name, digest)
         teacher = self.read_weights(taught_by) if taught_by else None
         for log, length in lengths.items():
             _cut(self.path / log, length)
-        return State(next_round, Server(model.label_space, model.weights, teacher), memories, finished)
+        kept = {known: self.read_weights(known) for known in {*before, *taught.values()} if known}
+        server = Server(
+            model.label_space,
+            model.weights,
+            teacher,
+            tuple(kept[known] if known else None for known in before),
+            {client: kept[known] for client, known in taught.items()},
+        )
+        return State(next_round, server, memories, finished)
 
     def finished(self) -> bool:
         """Whether the last round has been played."""
@@ -231,9 +258,13 @@ def config_digest(config: Config) -> str:
     values = to_dict(config)
     for key in ("device", "workers", "cache"):
         del values["training"][key]
-    for key, default in (("compile", False), ("later_epochs", 0)):  # newer than the first runs, which had no such key
-        if values["training"][key] == default:
-            del values["training"][key]
+    plain = to_dict(Config())
+    for section, keys in NEWER.items():
+        for key in keys or list(values[section]):
+            if values[section][key] == plain[section][key]:
+                del values[section][key]
+        if not values[section]:
+            del values[section]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

@@ -37,6 +37,9 @@ def run_(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
     ] = None,
+    monitor: Annotated[
+        str, typer.Option(help="How sites notice new classes: told, names, entropy, reference, images, misfit, never.")
+    ] = "",
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     base: Annotated[Path | None, typer.Option(help="Take the first task over from this run folder.")] = None,
     joint: Annotated[bool, typer.Option("--joint", help="Upper bound: one site, all images and labels.")] = False,
@@ -48,7 +51,7 @@ def run_(
     from fiss import experiment
     from fiss.presets import choose
 
-    config = choose(what, method, ablate or [], setting or [], seed, base, joint)
+    config = choose(what, method, ablate or [], setting or [], seed, base, joint, monitor)
 
     out = out or _free(Path("runs") / _name(config))
     with _display() as display:
@@ -170,7 +173,7 @@ def demo(
     base = None
     for method in ("finetune", "fbl"):
         print(f"\n{method}" + (" (from the first task of finetune)" if base else ""), flush=True)
-        run_("shapes", method, None, setting, None, base, False, out / method)
+        run_("shapes", method, setting=setting, base=base, out=out / method)
         base = out / "finetune"
     compare([out / "finetune", out / "fbl"], "published", False)
     picture([out / "finetune", out / "fbl"], out / "demo.png")

@@ -25,6 +25,7 @@ from fiss.errors import UserError, unknown
 from fiss.federation.aggregate import FederationSpec
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
+from fiss.methods.monitors import MonitorSpec
 from fiss.models.segmenter import ModelSpec
 from fiss.training.evaluate import EvaluationSpec
 from fiss.training.fit import TrainingSpec
@@ -53,6 +54,7 @@ class Config:
     augment: AugmentSpec = field(default_factory=AugmentSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)
     federation: FederationSpec = field(default_factory=FederationSpec)
+    monitor: MonitorSpec = field(default_factory=MonitorSpec)
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
 
     def __post_init__(self) -> None:

@@ -110,6 +110,8 @@ class Display(Watcher):
             for key in ("miou", "old", "new", "forgetting")
             if (value := _number(record, key)) is not None
         ]
+        if isinstance(seen := record.get("transitions"), Mapping):
+            parts.append(f"transitions seen {seen['seen']} of {seen['true']}, false {seen['false']}")
         task, round_ = record["task"], int(str(record["round"])) + 1
         rounds = f"/{self.rounds}" if self.rounds else ""
         self.console.print(
@@ -145,6 +147,11 @@ def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
         row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
+    if any("transitions" in r for r in records):
+        for key in ("precision", "recall", "delay_probes", "delay_rounds"):
+            scale = 100 if key in ("precision", "recall") else 1
+            values = [r.get("transitions", {}).get(key) for r in records]
+            row(f"transitions, {key.replace('_', ' in ')}", [None if v is None else scale * v for v in values])
     table.add_section()
     if records:
         names = max((r["iou"] for r in records), key=len)

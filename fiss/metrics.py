@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fiss.labels import BACKGROUND, IGNORE, LabelSpace
+from fiss.labels import BACKGROUND, IGNORE
 from fiss.sums import add_up
 
 Scores = dict[str, float | None]
@@ -44,21 +44,24 @@ def to_background(matrix_CC: Tensor) -> list[float | None]:
     return [100 * float(hit / row) if row > 0 else None for hit, row in zip(matrix[:, BACKGROUND], rows, strict=True)]
 
 
-def summary(ious: Sequence[float | None], label_space: LabelSpace, best: Mapping[str, float]) -> Scores:
-    """The means of one evaluation; `best` is the highest past IoU of each class after earlier tasks."""
-    last = label_space.group_channels(len(label_space.groups) - 1)
-    old = range(1, last.start)
-    base = label_space.group_channels(0)
-    incremental = len(label_space.groups) > 1
-    lost = [best[name] - (ious[label_space.channel(name)] or 0.0) for name in label_space.names if name in best]
+def summary(
+    ious: Sequence[float | None], names: Sequence[str], tasks: Sequence[Sequence[str]], best: Mapping[str, float]
+) -> Scores:
+    """The means of one evaluation; `names` by channel from 1, `tasks` the classes that have come so far by task, `best`
+    the highest past IoU of each class after earlier tasks."""
+    channel = {name: i for i, name in enumerate(names, 1)}
+    by_task = [[ious[channel[name]] for name in task if name in channel] for task in tasks]
+    old = [value for task in by_task[:-1] for value in task]
+    incremental = len(tasks) > 1
+    lost = [best[name] - (ious[channel[name]] or 0.0) for name in names if name in best]
     return {
         "miou": mean(ious),
         "miou_foreground": mean(ious[1:]),
         "background": ious[BACKGROUND],
-        "old": mean([ious[BACKGROUND], *(ious[c] for c in old)]) if incremental else None,
-        "old_foreground": mean(ious[c] for c in old) if incremental else None,
-        "new": mean(ious[c] for c in last) if incremental else None,
-        "base": mean([ious[BACKGROUND], *(ious[c] for c in base)]),
-        "base_foreground": mean(ious[c] for c in base),
+        "old": mean([ious[BACKGROUND], *old]) if incremental else None,
+        "old_foreground": mean(old) if incremental else None,
+        "new": mean(by_task[-1]) if incremental else None,
+        "base": mean([ious[BACKGROUND], *by_task[0]]),
+        "base_foreground": mean(by_task[0]),
         "forgetting": mean(lost) if incremental else None,
     }

@@ -12,12 +12,13 @@ from fiss.checkpoint import RunFolder
 from fiss.data.background import evaluation_table, training_table
 from fiss.data.transforms import TrainingImages, normalise, stack
 from fiss.errors import UserError
-from fiss.experiment import Setup, load_checked, prepare
+from fiss.experiment import load_checked
 from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo import PseudoLabelled
 from fiss.models.segmenter import Segmenter, pad
 from fiss.presets import label
+from fiss.setup import Setup, prepare
 from fiss.watch import Watcher
 
 SHOWN = 4
@@ -89,7 +90,7 @@ def _model(setup: Setup, folder: RunFolder, task: int) -> tuple[Segmenter, Label
     snapshot = folder.read_weights(f"task-{task}")
     model = setup.network(snapshot.label_space).eval()
     load_checked(model, snapshot, folder.path)
-    return model, snapshot.label_space
+    return model, setup.readable(snapshot.label_space)
 
 
 def _ids(setup: Setup, space: LabelSpace) -> Labels:
@@ -150,7 +151,7 @@ def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list
     with torch.no_grad():
         images, labels = pad(pictures.to(setup.device), table[masks.to(setup.device).int()], model.divisor)
         output = model(normalise(images))
-        rounds = config.world.rounds * config.training.epochs_in(task)
+        rounds = config.world.rounds * config.training.epochs_in(task == 0)
         step = Step(labels, output, output, space, known.channels, rounds - 1, {})
         if method.looks:
             method.look(step)

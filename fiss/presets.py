@@ -12,6 +12,7 @@ from fiss.data.transforms import AugmentSpec
 from fiss.data.world import TaskSpec, WorldSpec
 from fiss.errors import unknown
 from fiss.methods.base import Method
+from fiss.methods.monitors import RULES
 from fiss.models.segmenter import ModelSpec
 from fiss.training.evaluate import EvaluationSpec
 from fiss.training.fit import TrainingSpec
@@ -191,6 +192,7 @@ def choose(
     seed: int | None = None,
     base: Path | None = None,
     joint: bool = False,
+    monitor: str = "",
 ) -> Config:
     """A preset or a config file, changed as the command line asks."""
     config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
@@ -198,6 +200,10 @@ def choose(
         config = replace(config, method=method_for(config.name, method))
     for part in ablate:
         config = replace(config, method=methods.ablate(config.method, part))
+    if monitor:
+        if monitor not in RULES:
+            raise unknown("monitor", monitor, RULES)
+        config = replace(config, monitor=replace(config.monitor, name=monitor))  # type: ignore[arg-type]
     config = with_settings(config, parse_settings(list(settings)))
     changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
     return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]

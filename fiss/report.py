@@ -9,7 +9,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import Config, to_dict, to_toml
 from fiss.errors import UserError
-from fiss.experiment import prepare
 from fiss.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.plots import figure, grid, page, style, svg, table, tiles
+from fiss.setup import prepare
 from fiss.tables import FREE, cell, compare, flat, labels, row_key
+from fiss.timeline import calendar, monitored
 from fiss.watch import Watcher
 
 
@@ -63,7 +63,7 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         ("Pictures", pictures),
         ("Pseudo labels", [*_accepted(by_label), *pseudo]),
         ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
-        ("Clients and their data", [_clients(firsts), _calendar(firsts)]),
+        ("Clients and their data", [_clients(firsts), _timeline(firsts)]),
         ("Configs", [_configs(firsts)]),
     ]
     body = [f"<h1>{html.escape(', '.join(by_label))}</h1>"]
@@ -328,26 +328,17 @@ def _clients(runs: Sequence[Run]) -> str:
     return grid([f"client {c}" for c in clients], names, rows, shown, (0, max(most, 1)), "cividis")
 
 
-def _calendar(runs: Sequence[Run]) -> str:
-    """Who was asked in which round, and where a client passed to a new task."""
-    run = max(runs, key=lambda r: len(r.rounds))
-    if not run.rounds:
+def _timeline(runs: Sequence[Run]) -> str:
+    """Who trained when; and where tasks are not told, what the clients measured and what their monitors saw."""
+    longest = max(runs, key=lambda run: len(run.rounds))
+    if not longest.rounds:
         return ""
-    asked = [(record["round"], reply["client"]) for record in run.rounds for reply in record["replies"]]
-    moved = [(r["round"], reply["client"]) for r in run.rounds for reply in r["replies"] if reply["transition"]]
-    drawn = figure(9, 2.6)
-    axes = drawn.subplots()
-    axes.plot(*zip(*asked, strict=True), "s", color="#56b4e9", markersize=7, label="trained")
-    if moved:
-        axes.plot(*zip(*moved, strict=True), "*", color="#000000", markersize=8, label="passed to a new task")
-    for record, following in pairwise(run.rounds):
-        if record["task"] != following["task"]:
-            axes.axvline(following["round"] - 0.5, color="#d55e00", linestyle="--", linewidth=1)
-    axes.set(xlabel="round (dashed: new classes)", ylabel="client")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return f"<h3>{html.escape(run.label)}: rounds and transitions</h3>" + svg(drawn, "who trained in which round")
+    drawn = [calendar(longest.label, longest.rounds)]
+    for run in runs:
+        if "transitions" in run.splits and any(record.get("probes") for record in run.rounds):
+            true = {int(client): rounds for client, rounds in run.splits["transitions"].items()}
+            drawn.append(monitored(run.label, run.rounds, true))
+    return "".join(drawn)
 
 
 def _configs(runs: Sequence[Run]) -> str:

@@ -20,6 +20,7 @@ from fiss.checkpoint import RunFolder
 from fiss.config import to_toml
 from fiss.data import voc
 from fiss.errors import UserError
+from fiss.setup import prepare
 from fiss.watch import Watcher
 
 
@@ -186,7 +187,7 @@ def test_later_tasks_may_have_fewer_epochs(tiny, tmp_path):
     per_epoch = {task: {s for t, s in steps if t == task} for task in (0, 1)}
     assert all(s % 3 == 0 for s in per_epoch[0])
     assert any(s % 3 for s in per_epoch[1])
-    assert sum(s for _, s in steps) == experiment.prepare(config, Watcher()).steps()
+    assert sum(s for _, s in steps) == prepare(config, Watcher()).steps()
 
 
 def test_who_takes_part_in_a_sweep():

@@ -17,6 +17,7 @@ from fiss.data.sources import DataSpec
 from fiss.data.world import TaskSpec, WorldSpec
 from fiss.errors import UserError
 from fiss.models.segmenter import build
+from fiss.setup import prepare
 from fiss.watch import Watcher
 
 
@@ -454,8 +455,8 @@ def test_bad_data_stops_a_run_before_it_starts(tiny, tmp_path):
 
 
 def test_own_labels_hide_the_classes_a_client_did_not_draw(tiny):
-    plain = experiment.prepare(tiny, Watcher())
-    own = experiment.prepare(replace(tiny, world=replace(tiny.world, own_labels=True)), Watcher())
+    plain = prepare(tiny, Watcher())
+    own = prepare(replace(tiny, world=replace(tiny.world, own_labels=True)), Watcher())
     key = next(iter(plain.plan.holdings))
     assert plain.site(*key).labelled == plain.tasks.tasks[key[0]]
     assert own.site(*key).labelled == own.plan.holdings[key].classes

@@ -10,7 +10,7 @@ from fiss.data import shapes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError
 from fiss.federation.client import Site, answer, batches
-from fiss.federation.messages import Memory, Order, Snapshot
+from fiss.federation.messages import Calendar, Memory, Order, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
@@ -40,9 +40,9 @@ def tell(order, images, model, method=None, memory=None, teacher=None, spec=None
     return answer(order, memory or Memory(), site, method, trainer, watcher or Watcher())
 
 
-def order(model, task=0, rounds_left=5, round_=0, **changes):
+def order(model, task=0, rounds_left=5, round_=0, steps=None):
     teacher = Snapshot(f"task-{task - 1}", SPACE, model.weights()) if task else None
-    return Order(0, round_, task, rounds_left, SPACE, model.weights(), teacher, **changes)
+    return Order(0, round_, SPACE, model.weights(), teacher, Calendar(task, rounds_left, steps))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_new_task_starts_the_later_rate_and_forgets_the_epochs(model):
     _, memory = tell(order(model), range(8), model)
     reply, memory = tell(order(model, 1), range(8), model, memory=memory)
     assert reply.transition
-    assert memory == Memory(1, pytest.approx(0.001 * 0.8**0.9), 1, None, "task-0")
+    assert memory == Memory(1, pytest.approx(0.001 * 0.8**0.9), 1, None, "task-0", since=0)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_teacher_is_the_model_from_before_the_task(model):
 
     snapshot = Snapshot("task-0", SPACE, build(TINY_NETWORK, SPACE.sizes, 3).weights())
     grown = SPACE.grow(shapes.CLASSES[3:5])
-    sent = Order(0, 5, 1, 5, grown, grow(snapshot.weights, 2, "background", 0), snapshot)
+    sent = Order(0, 5, grown, grow(snapshot.weights, 2, "background", 0), snapshot, Calendar(1, 5))
     teacher = build(TINY_NETWORK, SPACE.sizes, 9)
     reply, memory = tell(sent, range(8), model, Taught(), teacher=teacher)
     assert memory.teacher == "task-0"

@@ -12,8 +12,8 @@ import torch
 from fiss.checkpoint import RunFolder
 from fiss.data.dataset import Split
 from fiss.data.transforms import normalise
-from fiss.experiment import Setup, prepare
 from fiss.losses import pseudo
+from fiss.setup import Setup, prepare
 from fiss.watch import Watcher
 
 

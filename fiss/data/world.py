@@ -9,7 +9,7 @@ streams.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
@@ -62,16 +62,34 @@ class WorldSpec:
     """Concentration of the Dirichlet split: the smaller, the more the sites differ."""
     own_labels: bool = False
     """A site labels only the classes it drew; the task's other classes are background in its masks."""
+    lag: int = 0
+    """Sites meet a new task's classes in different rounds, up to this many after the first that could."""
+    stay: float = 0.0
+    """Chance that a site stays on its old data when a task comes (until the next one does)."""
+    train_staying: bool = False
+    """Whether sites that stay are selected too; training on old data is rehearsal."""
+    join: Literal["boundary", "any"] = "boundary"
+    """When the joiners of a task join: with its first round, or each in any of its rounds."""
+    away: float = 0.0
+    """Chance that a site is not there in a round."""
+    refresh: float = 0.0
+    """Chance that a site has other images of the same classes from this round on: new data, and nothing new in
+    them."""
 
     def __post_init__(self) -> None:
-        for field in ("clients", "per_round", "rounds"):
-            if getattr(self, field) < 1:
-                raise UserError(f"world.{field} = {getattr(self, field)}: must be 1 or more.")
+        for key in ("clients", "per_round", "rounds"):
+            if getattr(self, key) < 1:
+                raise UserError(f"world.{key} = {getattr(self, key)}: must be 1 or more.")
         if self.joiners < 0:
             raise UserError(f"world.joiners = {self.joiners}: must be 0 or more.")
-        for field in ("class_ratio", "sample_ratio", "single_ratio"):
-            if not 0 < getattr(self, field) <= 1:
-                raise UserError(f"world.{field} = {getattr(self, field)}: must be above 0 and at most 1.")
+        for key in ("class_ratio", "sample_ratio", "single_ratio"):
+            if not 0 < getattr(self, key) <= 1:
+                raise UserError(f"world.{key} = {getattr(self, key)}: must be above 0 and at most 1.")
+        if not 0 <= self.lag < self.rounds:
+            raise UserError(f"world.lag = {self.lag}: must be from 0 to {self.rounds - 1}, less than world.rounds.")
+        for key in ("stay", "away", "refresh"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"world.{key} = {getattr(self, key)}: must be from 0 to below 1.")
         if not 0 < self.alpha <= 1e6:
             raise UserError(f"world.alpha = {self.alpha}: must be above 0 and at most 1,000,000.")
         if self.per_round > self.clients:
@@ -79,10 +97,15 @@ class WorldSpec:
                 f"world.per_round = {self.per_round} is more than the {self.clients} clients (world.clients)."
             )
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether every site meets every task in its first round, and sits there in every round: as published."""
+        return not (self.lag or self.stay or self.away or self.refresh) and self.join == "boundary"
+
 
 @dataclass(frozen=True)
 class Holding:
-    """What one site holds during one task."""
+    """What one site holds for a while."""
 
     classes: tuple[int, ...]
     """Class ids it drew."""
@@ -104,6 +127,12 @@ class Turn:
     """In the order in which they were drawn."""
     steps: int | None = None
     """Optimizer steps per site, where they are fixed rather than counted in epochs (joint training)."""
+    present: tuple[int, ...] = ()
+    """Sites that are there and hold data, by number."""
+
+
+Stage = tuple[int, int, int]
+"""From a round on, a site is in a task, and holds its n-th draw of images for it: (round, task, n)."""
 
 
 @dataclass(frozen=True)
@@ -112,35 +141,115 @@ class Plan:
 
     turns: tuple[Turn, ...]
     holdings: dict[tuple[int, int], Holding]
-    """By task and site; only sites that take part."""
+    """By task and site: what the site first holds in it; only sites that take part."""
+    stages: dict[int, tuple[Stage, ...]]
+    """By site, in order."""
+    redrawn: dict[tuple[int, int, int], Holding] = field(default_factory=dict)
+    """By task, site and n: what it holds after the n-th change."""
+
+    def stage(self, client: int, round_: int) -> Stage:
+        """Where a site stands in a round."""
+        return next(stage for stage in reversed(self.stages[client]) if stage[0] <= round_)
+
+    def holding(self, client: int, round_: int) -> Holding:
+        """What a site holds in a round."""
+        _, task, draw = self.stage(client, round_)
+        return self.redrawn[task, client, draw] if draw else self.holdings[task, client]
 
 
-def make_plan(spec: WorldSpec, tasks: TaskSpec, classes: TaskStream, presence: Presence, seed: int) -> Plan:
-    """The whole calendar; `presence[i, c]` says whether image i holds class id c."""
+def make_plan(
+    spec: WorldSpec, tasks: TaskSpec, classes: TaskStream, presence: Presence, seed: int, everyone: bool = False
+) -> Plan:
+    """The whole calendar; `presence[i, c]` says whether image i holds class id c. `everyone` holds data in every task,
+    not only the sites that are selected in it."""
     pools = [task_pool(tasks, classes, presence, task, seed) for task in range(len(classes.tasks))]
     for task, pool in enumerate(pools):
         if not len(pool):
             raise UserError(f"Task {task} ({', '.join(classes.names(task))}) has no image: nothing to learn from.")
+    stages = _stages(spec, len(classes.tasks), seed)
+    holdings: dict[tuple[int, int], Holding] = {}
+    if spec.split != "published":
+        split = _disjoint if spec.split == "client-disjoint" else _dirichlet
+        for task, ids in enumerate(classes.tasks):
+            count = spec.clients + spec.joiners * task
+            shares = split(spec, ids, pools[task], presence, count, stream(seed, "split", task))
+            holdings |= {(task, client): holding for client, holding in enumerate(shares)}
     published = Random(seed)
     turns: list[Turn] = []
-    holdings: dict[tuple[int, int], Holding] = {}
     for round_ in range(spec.rounds * len(classes.tasks)):
-        task, count = round_ // spec.rounds, spec.clients + spec.joiners * (round_ // spec.rounds)
-        ids = classes.tasks[task]
-        if spec.split == "published":
-            selected = published.sample(range(count), spec.per_round)
-            for client in selected:
-                if (task, client) not in holdings:
-                    holdings[task, client] = _published_draw(spec, ids, pools[task], presence, published)
-        else:
-            selected = stream(seed, "selection", round_).sample(range(count), spec.per_round)
-            if round_ % spec.rounds == 0:
-                split = _disjoint if spec.split == "client-disjoint" else _dirichlet
-                shares = split(spec, ids, pools[task], presence, count, stream(seed, "split", task))
-                holdings |= {(task, client): holding for client, holding in enumerate(shares)}
-        turns.append(Turn(round_, task, spec.rounds - round_ % spec.rounds, count, tuple(selected)))
-    used = {(turn.task, client) for turn in turns for client in turn.selected}
-    return Plan(tuple(turns), {key: holdings[key] for key in sorted(used)})
+        task, left = round_ // spec.rounds, spec.rounds - round_ % spec.rounds
+        joined = [client for client in sorted(stages) if stages[client][0][0] <= round_]
+        there = [c for c in joined if not spec.away or stream(seed, "away", c, round_).random() >= spec.away]
+        asked = [c for c in there if spec.train_staying or not _stays(spec, c, task, seed)]
+        random = published if spec.split == "published" else stream(seed, "selection", round_)
+        selected = random.sample(asked, min(spec.per_round, len(asked)))
+        for client in selected:
+            own = _task_of(stages[client], round_)
+            if (own, client) not in holdings:
+                holdings[own, client] = _published_draw(spec, classes.tasks[own], pools[own], presence, published)
+        turns.append(Turn(round_, task, left, len(joined), tuple(selected), present=tuple(there)))
+    if everyone:
+        for client, own_stages in stages.items():
+            for _, task, _ in own_stages:
+                if (task, client) not in holdings:  # drawn apart: the published stream goes on as it would
+                    random = stream(seed, "unselected", task, client)
+                    holdings[task, client] = _published_draw(spec, classes.tasks[task], pools[task], presence, random)
+        used = {(task, client) for client, own in stages.items() for _, task, _ in own}
+    else:
+        used = {(_task_of(stages[client], turn.round), client) for turn in turns for client in turn.selected}
+    plan = Plan(tuple(turns), {key: holdings[key] for key in sorted(used)}, stages)
+    return _refreshed(plan, spec, pools, presence, seed) if spec.refresh else plan
+
+
+def _stages(spec: WorldSpec, tasks: int, seed: int) -> dict[int, tuple[Stage, ...]]:
+    """When every site joins, and when it meets which task."""
+    stages: dict[int, tuple[Stage, ...]] = {}
+    for client in range(spec.clients + spec.joiners * (tasks - 1)):
+        first = 0 if client < spec.clients else 1 + (client - spec.clients) // spec.joiners
+        own: list[Stage] = []
+        for task in range(first, tasks):
+            late = 0
+            if task == first and task > 0 and spec.join == "any":
+                late = stream(seed, "join", client).randrange(spec.rounds)
+            elif task > first:
+                if _stays(spec, client, task, seed):
+                    continue
+                late = stream(seed, "lag", client, task).randint(0, spec.lag)
+            own.append((task * spec.rounds + late, task, 0))
+        stages[client] = tuple(own)
+    return stages
+
+
+def _stays(spec: WorldSpec, client: int, task: int, seed: int) -> bool:
+    """Whether a site stays on its old data during a task; one that joins with it has none."""
+    first = 0 if client < spec.clients else 1 + (client - spec.clients) // spec.joiners
+    return task > first and spec.stay > 0 and stream(seed, "stay", client, task).random() < spec.stay
+
+
+def _task_of(stages: Sequence[Stage], round_: int) -> int:
+    return next(task for start, task, _ in reversed(stages) if start <= round_)
+
+
+def _refreshed(plan: Plan, spec: WorldSpec, pools: Sequence[NDArray[np.int64]], presence: Presence, seed: int) -> Plan:
+    """The plan with new draws of the same classes between the stages."""
+    stages: dict[int, tuple[Stage, ...]] = {}
+    redrawn: dict[tuple[int, int, int], Holding] = {}
+    rounds = len(plan.turns)
+    for client, own in plan.stages.items():
+        grown: list[Stage] = []
+        for (start, task, _), end in zip(own, [*(stage[0] for stage in own[1:]), rounds], strict=True):
+            grown.append((start, task, 0))
+            held = plan.holdings.get((task, client))
+            for round_ in range(start + 1, end):
+                random = stream(seed, "refresh", client, round_)
+                if held is not None and random.random() < spec.refresh:
+                    draw = grown[-1][2] + 1
+                    candidates = pools[task][presence[pools[task]][:, list(held.classes)].any(1)].tolist()
+                    images = random.sample(candidates, min(len(held.images), len(candidates)))
+                    redrawn[task, client, draw] = Holding(held.classes, tuple(sorted(images)))
+                    grown.append((round_, task, draw))
+        stages[client] = tuple(grown)
+    return Plan(plan.turns, plan.holdings, stages, redrawn)
 
 
 def joint_plan(plan: Plan, classes: TaskStream, presence: Presence, steps: int) -> Plan:
@@ -148,8 +257,10 @@ def joint_plan(plan: Plan, classes: TaskStream, presence: Presence, steps: int) 
     ids = classes.seen(len(classes.tasks) - 1)
     rounds = len(plan.turns)
     images = np.nonzero(_shows(presence, ids))[0]
-    turns = (Turn(r, 0, rounds - r, 1, (0,), steps * (r + 1) // rounds - steps * r // rounds) for r in range(rounds))
-    return Plan(tuple(turns), {(0, 0): Holding(ids, tuple(int(i) for i in images))})
+    turns = (
+        Turn(r, 0, rounds - r, 1, (0,), steps * (r + 1) // rounds - steps * r // rounds, (0,)) for r in range(rounds)
+    )
+    return Plan(tuple(turns), {(0, 0): Holding(ids, tuple(int(i) for i in images))}, {0: ((0, 0, 0),)})
 
 
 def task_pool(tasks: TaskSpec, classes: TaskStream, presence: Presence, task: int, seed: int) -> NDArray[np.int64]:

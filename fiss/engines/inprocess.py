@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from fiss.federation.client import Site, answer, batches
-from fiss.federation.messages import Memory, Order, Reply
+from fiss.federation.client import Site, answer, batches, sight
+from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.methods.base import Method
+from fiss.methods.monitors import MonitorSpec
 from fiss.training.fit import Trainer
 from fiss.watch import Watcher
 
@@ -19,14 +20,25 @@ class InProcess:
         trainer: Trainer,
         memories: dict[int, Memory],
         watcher: Watcher,
+        monitor: MonitorSpec | None = None,
     ) -> None:
         self.site, self.method, self.trainer = site, method, trainer
+        self.monitor = monitor or MonitorSpec()
         self.memories, self.watcher = memories, watcher
+
+    def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
+        """Each client in turn."""
+        for probe in probes:
+            memory = self.memories.get(probe.client, Memory())
+            site = self.site(probe.round, probe.client)
+            sighting, memory = sight(probe, memory, site, self.monitor, self.trainer, self.watcher)
+            self.memories[probe.client] = memory
+            yield sighting
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Each client in turn; what they will all read is asked for at once, so that nobody waits for the first
         images."""
-        sites = [self.site(order.task, order.client) for order in orders]
+        sites = [self.site(order.round, order.client) for order in orders]
         for order, site in zip(orders, sites, strict=True):
             for epoch in batches(order, site, self.method, self.trainer.spec):
                 self.trainer.reader.ask(epoch)

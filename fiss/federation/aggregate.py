@@ -22,6 +22,9 @@ class FederationSpec:
 
     weighting: Literal["uniform", "images"] = "uniform"
     """uniform: every client counts the same, as published; images: by the number of its images."""
+    private_names: str = ""
+    """A key that the sites share: class names then travel as keyed hashes, and the server learns how many classes there
+    are and not which. Empty: they travel as they are."""
 
 
 @dataclass(frozen=True)

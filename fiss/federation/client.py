@@ -1,16 +1,28 @@
-"""A client answering an order: pass to the new task if there is one, train on its own data, remember, reply."""
+"""A client answering: looking at its own data with the global model when probed, training when ordered to, and
+remembering.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+Where tasks are told, the calendar says when the client passes to a new one and how its learning rate falls. Where they
+are not, its monitor does, at a probe: the client takes a teacher, begins again at the later learning rate, and its
+thresholds begin anew.
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from zlib import crc32
+
+import numpy as np
 import torch
 
-from fiss.data.background import training_table
-from fiss.federation.messages import Memory, Order, Reply
+from fiss.data.background import Table, training_table
+from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
+from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.rng import address
+from fiss.methods.monitors import MonitorSpec, judge
+from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
+from fiss.training.probe import UNKNOWN, look
+from fiss.training.schedule import rate_at, rate_in_round
 from fiss.watch import Watcher
 
 
@@ -25,6 +37,77 @@ class Site:
     labelled: Sequence[int]
     """Ids it has labels for; all others are background in its masks."""
     seed: int
+    transitions: int = 0
+    """True transitions so far; only a simulation knows."""
+    task: int = 0
+    """The calendar's task; only a simulation knows."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Classes it has labels for."""
+        return tuple(self.classes[i - 1] for i in self.labelled)
+
+
+def probe_images(client: int, site: Site, spec: MonitorSpec) -> Sequence[int]:
+    """The images it looks at: all, or a sample that stays the same as long as what it holds does."""
+    if not spec.sample or spec.sample >= len(site.images):
+        return site.images
+    return sorted(stream(site.seed, "probe", client).sample(list(site.images), spec.sample))
+
+
+def sight(
+    probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer, watcher: Watcher
+) -> tuple[Sighting, Memory]:
+    """Look at its own data, let the monitor judge, and say what the server has to know. The student's weights are
+    overwritten; its reader of plain images is used."""
+    space = probe.label_space
+    missing = tuple(name for name in site.names if name not in space.names)
+    if not site.images:
+        return Sighting(probe.client), memory
+    held = crc32(np.asarray(site.images, np.int64).tobytes())
+    newcomer = memory.since < 0
+    assert trainer.plain is not None
+    trainer.student.load(probe.weights, space.sizes)
+    images = probe_images(probe.client, site, spec)
+    seen = look(
+        trainer.student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec, watcher
+    )
+    now = replace(
+        seen,
+        lacks=bool(missing),
+        changed=not newcomer and held != memory.held,
+        transitions=site.transitions,
+        task=site.task,
+    )
+    fired, notes = judge(spec, now, memory.notes)
+    memory = replace(memory, held=held, score=now.entropy, evidence=_plain(asdict(now)), notes=dict(notes))
+    if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
+        first = min((_group(space, name) for name in site.names), default=0)
+        taught = any(space.groups[:first])
+        return Sighting(probe.client, missing, False, first if taught else None), replace(memory, since=probe.round)
+    if not fired:
+        return Sighting(probe.client, missing), memory
+    teacher = len(space.groups) if space.names else None
+    return Sighting(probe.client, missing, True, teacher), replace(memory, since=probe.round, epochs=0)
+
+
+def probe_table(site: Site, space: LabelSpace) -> Table:
+    """Its labels as channels, those that the label space lacks as a number of their own."""
+    table = np.full(256, BACKGROUND, np.uint8)
+    for i in site.labelled:
+        name = site.classes[i - 1]
+        table[i] = space.channel(name) if name in space.names else UNKNOWN
+    table[IGNORE] = IGNORE
+    return table
+
+
+def _group(space: LabelSpace, name: str) -> int:
+    """The group that a class is in; one that the label space lacks will be in the next."""
+    return next((i for i, group in enumerate(space.groups) if name in group), len(space.groups))
+
+
+def _plain(values: dict[str, float]) -> dict[str, float]:
+    return {key: round(value, 6) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:
@@ -32,7 +115,8 @@ def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
     if per_epoch == 0:
         return []
-    steps = spec.epochs_in(order.task) * per_epoch if order.steps is None else order.steps
+    fixed = order.calendar.steps if order.calendar is not None else None
+    steps = spec.epochs_in(order.first) * per_epoch if fixed is None else fixed
     return [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
 
 
@@ -62,11 +146,13 @@ def answer(
 ) -> tuple[Reply, Memory]:
     """Train as ordered, on `batches` that the trainer's reader has been asked for. The weights of its networks are
     overwritten."""
-    spec = trainer.spec
-    transition = order.task != memory.task
-    if transition:
-        rate = spec.first_rate if order.task == 0 else spec.later_rate
-        memory = Memory(order.task, rate, 0, memory.score, order.teacher.name if order.teacher else "")
+    spec, told = trainer.spec, order.calendar
+    if told is not None and (transition := told.task != memory.task):
+        rate = spec.first_rate if order.first else spec.later_rate
+        memory = replace(memory, task=told.task, rate=rate, epochs=0, since=order.round)
+    elif told is None:
+        transition = memory.since == order.round
+    memory = replace(memory, teacher=order.teacher.name if order.teacher else "")
     epochs = epoch_lengths(order, site, spec)
     if not epochs:
         return Reply(order.client, 0, transition=transition), memory
@@ -74,7 +160,9 @@ def answer(
     taught_by = order.teacher if method.needs_teacher else None
     teacher = trainer.teach(taught_by.weights, taught_by.label_space.sizes) if taught_by is not None else None
     table = training_table(site.classes, order.label_space, site.labelled)
-    lesson = Lesson(order.label_space, table, memory.rate, sum(epochs) * order.rounds_left, epochs, memory.epochs)
+    lesson = Lesson(
+        order.label_space, table, _rates(order, memory, spec, sum(epochs)), epochs, memory.epochs, order.first
+    )
     watcher.client(order.client, sum(epochs))
     torch.manual_seed(address(site.seed, "noise", order.client, order.round))  # dropout and the like
     fitted = fit(trainer, teacher, method, lesson, watcher)
@@ -90,3 +178,12 @@ def answer(
         transition,
     )
     return reply, memory
+
+
+def _rates(order: Order, memory: Memory, spec: TrainingSpec, steps: int) -> Callable[[int], float]:
+    """The learning rate by step of this round."""
+    if order.calendar is not None:
+        start, horizon = memory.rate, steps * order.calendar.rounds_left
+        return lambda step: rate_at(start, step, horizon)
+    start, passed = spec.first_rate if order.first else spec.later_rate, order.round - memory.since
+    return lambda step: rate_in_round(start, passed + step / steps, spec.horizon, spec.least_rate)

@@ -1,31 +1,57 @@
 """One federated round after another: the page that everything else serves.
 
-The calendar announces tasks (they are told, as in the published runs). At a new task the server keeps the global
-model as teacher and grows the classifier; in every round it sends the model to the selected clients and averages what
-comes back.
+In every round the server sends the model to the selected clients and averages what comes back. Before that, where tasks
+are told (as in the published runs), the calendar announces them: the server keeps the global model as teacher and grows
+the classifier. Where they are not, the server holds no calendar, no number of tasks and no list of classes. It probes
+clients, adds the classes they miss to the label space, and keeps for each client whose monitor fired the global model
+of that moment as its teacher.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fiss.data.world import Turn
 from fiss.federation.aggregate import FederationSpec, aggregate
-from fiss.federation.messages import Order, Reply, Snapshot
-from fiss.labels import LabelSpace, TaskStream
+from fiss.federation.messages import Calendar, Order, Probe, Reply, Sighting, Snapshot
+from fiss.labels import MOST_CLASSES, LabelSpace
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights, grow
 from fiss.rng import address
 from fiss.watch import Watcher
 
+LONGEST_NAME = 200
+
 
 class Engine(Protocol):
-    """Carries orders to clients and their replies back, in any order. Simulation and deployment differ in nothing
-    else."""
+    """Carries probes and orders to clients and their answers back, in any order. Simulation and deployment differ in
+    nothing else."""
+
+    def probe(self, probes: Sequence[Probe]) -> Iterable[Sighting]:
+        """Send the probes, wait for what the clients see."""
+        ...
 
     def ask(self, orders: Sequence[Order]) -> Iterable[Reply]:
         """Send the orders, wait for the replies."""
         ...
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A round of a calendar, where tasks are told."""
+
+    calendar: Calendar
+    names: tuple[str, ...]
+    """The task's classes."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Who is there in a round: all that the server learns from outside, unless tasks are told."""
+
+    round: int
+    selected: tuple[int, ...]
+    probed: tuple[int, ...] = ()
+    told: Announcement | None = None
 
 
 @dataclass(frozen=True)
@@ -35,15 +61,22 @@ class Server:
     label_space: LabelSpace
     weights: Weights
     teacher: Snapshot | None = None
+    """Everyone's, where tasks are told."""
+    before: tuple[Snapshot | None, ...] = ()
+    """Where they are not: for each group of classes the model from just before it entered."""
+    taught: Mapping[int, Snapshot] = field(default_factory=dict)
+    """And each client's teacher; many share one."""
 
 
 @dataclass(frozen=True)
 class Round:
     """What one round came to."""
 
-    turn: Turn
+    call: Call
     server: Server
     """After the round."""
+    sightings: tuple[Sighting, ...]
+    """By client; none where tasks are told."""
     replies: tuple[Reply, ...]
     """Without their weights, by client."""
     refused: dict[int, str]
@@ -51,43 +84,84 @@ class Round:
 
 def run(
     server: Server,
-    turns: Sequence[Turn],
-    tasks: TaskStream,
+    calls: Iterable[Call],
     engine: Engine,
     method: Method,
     spec: FederationSpec,
     seed: int,
     watcher: Watcher,
 ) -> Iterator[Round]:
-    """Play the rounds of `turns`, starting from `server`."""
-    for turn in turns:
-        if turn.task == len(server.label_space.groups):
-            server = begin_task(server, tasks.names(turn.task), method, seed)
-        watcher.round(turn.task, turn.round, len(turn.selected))
+    """Play the rounds of `calls`, starting from `server`."""
+    for call in calls:
+        sightings: list[Sighting] = []
+        if call.told is not None:
+            if call.told.calendar.task == len(server.label_space.groups):
+                server = begin_task(server, call.told.names, method, seed)
+        else:
+            probes = [Probe(client, call.round, server.label_space, server.weights) for client in sorted(call.probed)]
+            sightings = sorted(engine.probe(probes), key=lambda sighting: sighting.client)
+            server = take_note(server, sightings, call.round, method, seed, watcher)
         orders = [
             Order(
                 client,
-                turn.round,
-                turn.task,
-                turn.rounds_left,
+                call.round,
                 server.label_space,
                 server.weights,
-                server.teacher,
-                turn.steps,
+                server.teacher if call.told is not None else server.taught.get(client),
+                call.told.calendar if call.told is not None else None,
             )
-            for client in sorted(turn.selected)
+            for client in sorted(call.selected)
         ]
-        result = aggregate(server.weights, engine.ask(orders), spec.weighting, turn.selected)
+        result = aggregate(server.weights, engine.ask(orders), spec.weighting, call.selected)
         for client, why in result.refused.items():
-            watcher.notice(f"round {turn.round}: the update of client {client} was refused: {why}")
+            watcher.notice(f"round {call.round}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
-        yield Round(turn, server, result.replies, result.refused)
+        yield Round(call, server, tuple(sightings), result.replies, result.refused)
 
 
 def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:
-    """Keep the global model as teacher, let the method settle it, then make room for the new classes."""
-    task = len(server.label_space.groups)
-    teacher = Snapshot(f"task-{task - 1}", server.label_space, server.weights)
-    settled = method.settle(server.weights)
-    weights = grow(settled, len(names), method.start, address(seed, "grow", task))
-    return Server(server.label_space.grow(names), weights, teacher)
+    """A task is told: keep the global model as teacher, then make room for the new classes."""
+    teacher = Snapshot(f"task-{len(server.label_space.groups) - 1}", server.label_space, server.weights)
+    return replace(_grown(server, names, method, seed), teacher=teacher)
+
+
+def take_note(
+    server: Server, sightings: Sequence[Sighting], round_: int, method: Method, seed: int, watcher: Watcher
+) -> Server:
+    """Clients have looked at their data: give those that passed to new classes their teacher, and make room for the
+    classes that were missed, each once and in the order of their names, whoever reported them."""
+    now = Snapshot(f"before-{round_:04d}", server.label_space, server.weights)
+    groups, before, taught = len(server.label_space.groups), server.before, dict(server.taught)
+    new: set[str] = set()
+    for sighting in sightings:
+        if problem := _problem(sighting, server.label_space, new):
+            watcher.notice(f"round {round_}: what client {sighting.client} reports is left out: {problem}")
+            continue
+        new |= set(sighting.missing) - set(server.label_space.names)
+        if sighting.teacher is not None:
+            teacher = now if sighting.teacher >= groups else before[sighting.teacher]
+            if teacher is not None:
+                taught[sighting.client] = teacher
+    if new:
+        server = _grown(server, sorted(new), method, seed)
+        before = (*before, now if now.label_space.names else None)
+    return replace(server, before=before, taught=taught)
+
+
+def _problem(sighting: Sighting, space: LabelSpace, new: set[str]) -> str | None:
+    names = sighting.missing
+    if not all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME for name in names):
+        return f"a class name is empty, longer than {LONGEST_NAME} letters, or no text"
+    if len({*space.names, *new, *names}) > MOST_CLASSES:
+        return f"there would be more than {MOST_CLASSES} classes"
+    if sighting.teacher is not None and not 0 <= sighting.teacher <= len(space.groups):
+        return f"it asks for the model before group {sighting.teacher}, and there are {len(space.groups)}"
+    return None
+
+
+def _grown(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:
+    """Let the method settle the model, then add a group of classes; the very first have nothing to start from."""
+    space = server.label_space
+    start = method.start if space.names else "random"
+    weights = grow(method.settle(server.weights), len(names), start, address(seed, "grow", len(space.groups)))
+    return replace(server, label_space=space.grow(names), weights=weights)

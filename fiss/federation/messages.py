@@ -18,21 +18,58 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Calendar:
+    """What a server that knows the tasks announces with an order, as in the published runs."""
+
+    task: int
+    """A client that hears a new number passes to the new task."""
+    rounds_left: int
+    """Rounds of the task still to come, this one included; sets the horizon of the learning rate."""
+    steps: int | None = None
+    """A fixed number of steps instead of epochs."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The server asks a client to look at its own data with the global model."""
+
+    client: int
+    round: int
+    label_space: LabelSpace
+    weights: Weights = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a client has to say about it; its scores stay in its own memory."""
+
+    client: int
+    missing: tuple[str, ...] = ()
+    """Classes it holds and the label space lacks."""
+    transition: bool = False
+    """Whether its monitor fired."""
+    teacher: int | None = None
+    """It needs the global model from just before this group of classes entered as its teacher; a number beyond the last
+    group means the present model, None that nothing changes."""
+
+
+@dataclass(frozen=True)
 class Order:
     """The server asks a client to train."""
 
     client: int
     round: int
-    task: int
-    """Announced by the server; a client that hears a new number passes to the new task."""
-    rounds_left: int
-    """Rounds of the task still to come, this one included; sets the horizon of the learning rate."""
     label_space: LabelSpace
     weights: Weights = field(repr=False)
     teacher: Snapshot | None
-    """The global model from before the task; None in the first."""
-    steps: int | None = None
-    """A fixed number of steps instead of epochs."""
+    """The global model from before the client's transition; None before its first."""
+    calendar: Calendar | None = None
+    """Only where tasks are told."""
+
+    @property
+    def first(self) -> bool:
+        """Whether the client has nothing to forget yet."""
+        return self.calendar.task == 0 if self.calendar is not None else self.teacher is None
 
 
 @dataclass(frozen=True)
@@ -50,7 +87,7 @@ class Reply:
     report: Mapping[str, Any] = field(default_factory=dict)
     """What the method has to say, such as how many pseudo labels it accepted."""
     transition: bool = False
-    """Whether this order began a task for the client."""
+    """Whether the client passed to new classes in this round."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +95,20 @@ class Memory:
     """What a client keeps between orders; it never leaves the client."""
 
     task: int = -1
-    """The task it is in."""
+    """The task it was told of."""
     rate: float = 0.0
     """The learning rate it reached."""
     epochs: int = 0
-    """Local epochs it has done in this task."""
+    """Local epochs it has done since its transition."""
     score: float | None = None
-    """The score of its last probe."""
+    """The entropy of its last probe."""
     teacher: str = ""
     """Name of the snapshot it learns from."""
+    since: int = -1
+    """Round of its last transition, or of its first data; -1 before that."""
+    held: int = 0
+    """Checksum of the images it held at its last probe."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """What it measured at its last probe."""
+    notes: Mapping[str, float] = field(default_factory=dict)
+    """Its monitor's own."""

@@ -31,4 +31,4 @@ def weighted_distance(
     """Mean over the maps of factor * mean over images of their distance; `scheduled`: times sqrt(C / new classes)."""
     total = torch.stack([factor * distance(*pair).mean() for pair, factor in maps]).mean()
     channels = step.label_space.channels
-    return total * (math.sqrt(channels / (channels - step.teacher_channels)) if scheduled else 1.0)
+    return total * (math.sqrt(channels / max(channels - step.teacher_channels, 1)) if scheduled else 1.0)

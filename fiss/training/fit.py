@@ -1,6 +1,6 @@
 """One client's local training: epochs of SGD on a method's losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
@@ -17,7 +17,6 @@ from fiss.methods.base import Method, Step
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter, pad
 from fiss.training.batches import Reader
-from fiss.training.schedule import rate_at
 from fiss.watch import Watcher
 
 
@@ -35,6 +34,10 @@ class TrainingSpec:
     """Learning rate at which a client begins the first task."""
     later_rate: float = 0.001
     """Learning rate at which a client begins every later task."""
+    horizon: int = 5
+    """Rounds over which a client's rate falls after its transition, where tasks are not told."""
+    least_rate: float = 0.1
+    """What it falls to, as a share of where it began."""
     momentum: float = 0.9
     """Of SGD with Nesterov momentum; it is lost between rounds, as published."""
     weight_decay: float = 1e-4
@@ -62,6 +65,8 @@ class TrainingSpec:
     def __post_init__(self) -> None:
         for field, least in (
             ("epochs", 1),
+            ("horizon", 1),
+            ("least_rate", 0),
             ("later_epochs", 0),
             ("batch", 2),
             ("workers", 0),
@@ -76,9 +81,9 @@ class TrainingSpec:
             if getattr(self, field) <= 0:
                 raise UserError(f"training.{field} = {getattr(self, field)}: must be above 0.")
 
-    def epochs_in(self, task: int) -> int:
-        """Local epochs per round of a task."""
-        return self.later_epochs if task and self.later_epochs else self.epochs
+    def epochs_in(self, first: bool) -> int:
+        """Local epochs per round, in the first task or in later ones."""
+        return self.epochs if first or not self.later_epochs else self.later_epochs
 
 
 def pick_device(name: str) -> torch.device:
@@ -115,14 +120,14 @@ class Lesson:
     label_space: LabelSpace
     table: Table
     """From the ids in its masks to channels."""
-    rate: float
-    """Learning rate at which it begins."""
-    horizon: int
-    """Steps from its beginning to the end of the task."""
+    rate: Callable[[int], float]
+    """Learning rate by step."""
     epochs: Sequence[int]
     """Steps of each epoch."""
     epochs_done: int
     """Local epochs of the task before it."""
+    first: bool
+    """Whether there is nothing to forget yet."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,15 @@ class Fitted:
 class Trainer:
     """What training needs again and again, made once: the networks, the optimizer, the reader."""
 
-    def __init__(self, student: Segmenter, teacher: Segmenter | None, reader: Reader, spec: TrainingSpec) -> None:
+    def __init__(
+        self,
+        student: Segmenter,
+        teacher: Segmenter | None,
+        reader: Reader,
+        spec: TrainingSpec,
+        plain: Reader | None = None,
+    ) -> None:
+        self.plain = plain  # reads images that are looked at and not trained on
         self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
         self.device = next(student.parameters()).device
         self._taught_by: Weights | None = None
@@ -186,12 +199,12 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
     """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
     method looks before it trains."""
     student, spec, device = trainer.student, trainer.spec, trainer.device
-    groups = len(lesson.label_space.groups)
+    groups = sum(1 for group in lesson.label_space.groups if group)
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
     table = torch.from_numpy(lesson.table).to(device)
     state: dict[str, Any] = {}
     _set_training(student, method, groups, spec)
-    optimizer = trainer.fresh_optimizer(lesson.rate)
+    optimizer = trainer.fresh_optimizer(lesson.rate(0))
 
     def see(epoch: int) -> Step:
         images, labels = trainer.next_batch(table)
@@ -201,7 +214,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             output = student(images)
         return Step(labels, output, taught, lesson.label_space, known, epoch, state)
 
-    objective = method.losses if groups > 1 else method.first_losses
+    objective = method.first_losses if lesson.first else method.losses
     totals: dict[str, Tensor] = {}
     steps, seen, told = 0, 0, 0.0
     for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
@@ -212,7 +225,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
                     method.look(see(epoch))
             _set_training(student, method, groups, spec)
         for _ in range(length):
-            optimizer.param_groups[0]["lr"] = rate_at(lesson.rate, steps, lesson.horizon)
+            optimizer.param_groups[0]["lr"] = lesson.rate(steps)
             step = see(epoch)
             terms = objective(step)
             optimizer.zero_grad(set_to_none=True)
@@ -227,7 +240,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             watcher.step(count, {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
     means = {name: float(total) / steps for name, total in totals.items()}
     report = method.report(state, lesson.label_space)
-    return Fitted(steps, seen, means, rate_at(lesson.rate, steps, lesson.horizon), report)
+    return Fitted(steps, seen, means, lesson.rate(steps), report)
 
 
 def _set_training(student: Segmenter, method: Method, groups: int, spec: TrainingSpec) -> None:

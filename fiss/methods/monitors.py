@@ -1,0 +1,125 @@
+"""Monitors: how a client notices by itself that it holds classes it never held before.
+
+At a probe the client looks at its own data with the global model and gets `Evidence`. A monitor is a rule from the
+evidence and its own notes to yes or no, and to new notes; the notes stay in the client's memory. Only `told` and
+`reference` are given what a simulation knows and a real client does not.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fiss.errors import UserError
+
+Notes = Mapping[str, float]
+Name = Literal["told", "names", "entropy", "reference", "images", "misfit", "never"]
+
+
+@dataclass(frozen=True)
+class MonitorSpec:
+    """How clients notice new classes; anything but `told` in a synchronous world runs a server that knows no tasks."""
+
+    name: Name = "told"
+    """told: announced, as in the published runs; names: the label space lacks a class it holds; entropy: equation 11,
+    its mean entropy rises by tau or more; reference: the same with the published code's resets, which always fire;
+    images: it holds other images than before; misfit: other images, and the global model contradicts their labels more
+    than those before; never."""
+    probed: Literal["selected", "all"] = "selected"
+    """Who is probed in a round: the clients that are to train, or everyone there."""
+    sample: int = 0
+    """Images that a client looks at, drawn once for what it holds; 0: all."""
+    tau: float = 0.6
+    """Rise of the mean entropy, in nats (entropy, reference)."""
+    rise: float = 0.1
+    """Least rise of the share of contradicted pixels (misfit)."""
+    sigmas: float = 3.0
+    """The rise must also be so many times its standard error (misfit)."""
+
+    def __post_init__(self) -> None:
+        for key in ("sample", "tau", "rise", "sigmas"):
+            if getattr(self, key) < 0:
+                raise UserError(f"monitor.{key} = {getattr(self, key)}: must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a client knows at a probe."""
+
+    images: int
+    """Images looked at."""
+    entropy: float
+    """Mean over them of the mean entropy of their pixels, in nats."""
+    entropy_error: float
+    """Its standard error, as of a sample of all the images there could be."""
+    missed: float
+    """Mean share of the pixels labelled with a class that the global model calls background or something else."""
+    missed_error: float
+    intruded: float
+    """Mean share of the pixels labelled background that the global model calls a class."""
+    intruded_error: float
+    lacks: bool = False
+    """Whether the label space lacks a class it holds."""
+    changed: bool = False
+    """Whether it holds other images than at its last probe."""
+    transitions: int = 0
+    """True transitions of the client so far; only a simulation knows."""
+    task: int = 0
+    """The calendar's task; only a simulation knows."""
+
+
+Rule = Callable[[MonitorSpec, Evidence, Notes], tuple[bool, Notes]]
+
+
+def _told(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return now.transitions > notes.get("transitions", 0), {"transitions": now.transitions}
+
+
+def _names(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return now.lacks, {}
+
+
+def _entropy(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return now.entropy - notes.get("last", math.inf) >= spec.tau, {"last": now.entropy}
+
+
+def _reference(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    """The last score is set to -1 whenever the calendar says that a task begins."""
+    last = notes.get("last", -1.0) if notes.get("task") == now.task else -1.0
+    return now.entropy - last > spec.tau, {"last": now.entropy, "task": now.task}
+
+
+def _images(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return now.changed, {}
+
+
+def _misfit(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    """Without other images there is nothing new, however much the model may have forgotten in between."""
+    fired = False
+    for key in ("missed", "intruded"):
+        value, error = getattr(now, key), getattr(now, f"{key}_error")
+        if key in notes:
+            rise, noise = value - notes[key], math.hypot(error, notes[f"{key}_error"])
+            fired |= rise >= spec.rise and rise >= spec.sigmas * noise
+    kept = {f"{key}{end}": getattr(now, f"{key}{end}") for key in ("missed", "intruded") for end in ("", "_error")}
+    return now.changed and fired, kept
+
+
+def _never(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return False, {}
+
+
+RULES: dict[str, Rule] = {
+    "told": _told,
+    "names": _names,
+    "entropy": _entropy,
+    "reference": _reference,
+    "images": _images,
+    "misfit": _misfit,
+    "never": _never,
+}
+
+
+def judge(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    """Whether the monitor fires, and its new notes."""
+    return RULES[spec.name](spec, now, notes)

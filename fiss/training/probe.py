@@ -1,0 +1,61 @@
+"""Looking at a client's own images with the global model, as a monitor asks for it: one forward pass, no gradient."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fiss.data.background import Table
+from fiss.data.transforms import normalise
+from fiss.labels import BACKGROUND, IGNORE
+from fiss.methods.monitors import Evidence
+from fiss.models.segmenter import Segmenter, pad
+from fiss.training.batches import Reader
+from fiss.training.fit import TrainingSpec, autocast
+from fiss.watch import Watcher
+
+UNKNOWN = 254
+"""In a table: a class that the client holds and the label space lacks."""
+
+
+@torch.inference_mode()
+def look(
+    model: Segmenter,
+    reader: Reader,
+    images: Sequence[int],
+    table: Table,
+    batch: int,
+    training: TrainingSpec,
+    watcher: Watcher,
+) -> Evidence:
+    """Evidence from those images; `table` maps the ids of their masks to channels."""
+    device = next(model.parameters()).device
+    model.eval()
+    to_channel = torch.from_numpy(table).to(device)
+    batches = [images[a : a + batch] for a in range(0, len(images), batch)]
+    reader.ask([(i, "published") for i in part] for part in batches)
+    rows: list[Tensor] = []
+    for _ in batches:
+        pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
+        pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
+        with autocast(training, device), torch.compiler.set_stance("force_eager"):
+            entropy, called = model(normalise(pictures)).entropy
+        valid, empty = labels != IGNORE, labels == BACKGROUND
+        own = valid & ~empty
+        sums = (valid, entropy * valid, own, own & (called != labels), empty, empty & (called != BACKGROUND))
+        rows.append(torch.stack([part.flatten(1).sum(1, dtype=torch.float64) for part in sums], 1))
+        watcher.advance(len(pictures))
+    pixels, entropy, own, missed, empty, intruded = torch.cat(rows).cpu().numpy().T
+    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), *_mean(intruded, empty))
+
+
+def _mean(
+    part: "np.ndarray[tuple[int], np.dtype[np.float64]]", whole: "np.ndarray[tuple[int], np.dtype[np.float64]]"
+) -> tuple[float, float]:
+    """Mean over the images of a share, where there is a whole, and its standard error; 0 without any."""
+    shares = part[whole > 0] / whole[whole > 0]
+    if not len(shares):
+        return 0.0, 0.0
+    return float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))

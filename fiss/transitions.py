@@ -1,0 +1,96 @@
+"""True transitions against those that monitors saw.
+
+True: the first round in which a client holds data of a class it never held before; its first data do not count. Seen:
+its monitor fired at a probe from then on, before the client's next true transition; the delay is counted in probes of
+that client and in rounds. Every other firing is false. A transition is missed if the client was probed and its monitor
+never fired; where the client was not probed at all before its next one, nobody could have seen it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How one monitor did."""
+
+    true: int = 0
+    """True transitions of clients that were probed after them."""
+    seen: int = 0
+    missed: int = 0
+    false: int = 0
+    unprobed: int = 0
+    """True transitions after which the client was not probed."""
+    delay_probes: float = 0.0
+    """Mean over those seen; 0 is the first probe after the transition."""
+    delay_rounds: float = 0.0
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the firings that were right."""
+        return self.seen / (self.seen + self.false) if self.seen + self.false else None
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the true transitions that were seen."""
+        return self.seen / self.true if self.true else None
+
+
+def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
+    """One client: the rounds of its true transitions, and its probes as (round, fired), both in order."""
+    seen = missed = unprobed = 0
+    right: list[tuple[int, int]] = []
+    for start, end in pairwise([*true, None]):
+        assert start is not None
+        own = [(r, fired) for r, fired in probes if r >= start and (end is None or r < end)]
+        fired = [i for i, (_, f) in enumerate(own) if f]
+        if fired:
+            seen += 1
+            right.append((fired[0], own[fired[0]][0] - start))
+        elif own:
+            missed += 1
+        else:
+            unprobed += 1
+    false = sum(fired for _, fired in probes) - seen
+    delays = [sum(d) / len(right) if right else 0.0 for d in (zip(*right, strict=True) if right else ((), ()))]
+    return Seen(seen + missed, seen, missed, false, unprobed, delays[0], delays[1])
+
+
+def total(parts: Iterable[Seen]) -> Seen:
+    """All clients together."""
+    parts = list(parts)
+    seen = sum(p.seen for p in parts)
+
+    def mean(key: str) -> float:
+        return sum(getattr(p, key) * p.seen for p in parts) / seen if seen else 0.0
+
+    counts = {key: sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")}
+    return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
+
+
+def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, Any]]) -> dict[int, Seen]:
+    """From the true transitions and the log of rounds, for every client that was probed."""
+    probes: dict[int, list[tuple[int, bool]]] = {}
+    for record in rounds:
+        for probe in record.get("probes", ()):
+            probes.setdefault(probe["client"], []).append((record["round"], probe["transition"]))
+    last = rounds[-1]["round"] if rounds else -1
+    so_far = {client: [r for r in true.get(client, ()) if r <= last] for client in sorted(probes)}
+    return {client: compare(so_far[client], probes[client]) for client in so_far}
+
+
+def record(seen: Seen) -> dict[str, float | None]:
+    """As it stands in scores.jsonl."""
+    return {
+        "true": seen.true,
+        "seen": seen.seen,
+        "missed": seen.missed,
+        "false": seen.false,
+        "unprobed": seen.unprobed,
+        "precision": seen.precision,
+        "recall": seen.recall,
+        "delay_probes": round(seen.delay_probes, 3),
+        "delay_rounds": round(seen.delay_rounds, 3),
+    }
