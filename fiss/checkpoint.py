@@ -98,10 +98,11 @@ class RunFolder:
 
     # Splits
 
-    def data_digest(self) -> str:
-        """Digest of the names and labels of the run's data set."""
+    def splits(self) -> dict[str, Any]:
+        """Who was selected, who held what, and the digest of the data set's names and labels (`data`)."""
         try:
-            return str(json.loads((self.path / "splits.json").read_bytes())["data"])
+            found = json.loads((self.path / "splits.json").read_bytes())
+            return {**found, "data": str(found["data"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path / 'splits.json'}: missing, damaged or foreign ({error}).") from error
 

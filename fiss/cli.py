@@ -213,6 +213,22 @@ def compare(
 
 
 @app.command()
+def monitors(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """How every monitor would have done with what the clients of these runs measured."""
+    from fiss import tables
+    from fiss.display import show
+
+    for found in tables.monitors(runs):
+        if markdown:
+            print(f"\n{found.title}\n\n{found.markdown()}")
+        else:
+            show(found, "true: transitions of clients that were probed after them; delays of those seen")
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),

@@ -128,7 +128,7 @@ def _base(setup: Setup) -> Snapshot:
     theirs = folder.config()
     if replace(theirs.model, weights="") != replace(config.model, weights=""):
         raise UserError(f"base = {config.base}: that run has another network than this one.")
-    if folder.data_digest() != setup.data_digest:
+    if folder.splits()["data"] != setup.data_digest:
         raise UserError(f"base = {config.base}: that run has other images or labels than this one.")
     if not setup.told:
         raise UserError(

@@ -203,7 +203,7 @@ def choose(
     if monitor:
         if monitor not in RULES:
             raise unknown("monitor", monitor, RULES)
-        config = replace(config, monitor=replace(config.monitor, name=monitor))  # type: ignore[arg-type]
+        config = replace(config, monitor=replace(config.monitor, name=monitor))
     config = with_settings(config, parse_settings(list(settings)))
     changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
     return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ method that differ say in what.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from csv import writer
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
@@ -16,7 +16,9 @@ from typing import Any
 from fiss.checkpoint import RunFolder
 from fiss.config import Config, to_dict
 from fiss.errors import UserError
+from fiss.methods.monitors import RULES
 from fiss.presets import label
+from fiss.transitions import by_client, replay, total
 
 FREE = (
     "seed",
@@ -86,6 +88,39 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         rows.append((name, str(len(runs)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     return Comparison(f"mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
+
+
+def monitors(paths: Iterable[Path]) -> list[Comparison]:
+    """How every monitor would have done with what the clients of those runs measured; runs that differ in their seed
+    only are taken together."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Config, list[dict[str, Any]], dict[int, list[int]]]]]
+    groups = defaultdict(list)
+    for path in paths:
+        folder = RunFolder.open(path)
+        config, rounds = folder.config(), folder.records("rounds.jsonl")
+        if not any(record.get("probes") for record in rounds):
+            raise UserError(
+                f"{path}: nobody was probed in it, since its tasks were told. Run with --monitor oracle and --set "
+                "monitor.probed=all, or in a world that is not synchronous."
+            )
+        true = {int(client): own for client, own in folder.splits()["transitions"].items()}
+        groups[row_key(config)].append((config, rounds, true))
+    names = labels([own[0][0] for own in groups.values()])
+    head = ("monitor", "precision", "recall", "delay, probes", "delay, rounds", "true", "seen", "missed", "false")
+    found = []
+    for label_, own in zip(names, groups.values(), strict=True):
+        rows = []
+        for name in RULES:
+            parts = [by_client(true, replay(replace(c.monitor, name=name), rounds)) for c, rounds, true in own]
+            seen = total(part for one in parts for part in one.values())
+            shares = ("-" if share is None else f"{share:.2f}" for share in (seen.precision, seen.recall))
+            delays = ("-" if not seen.seen else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
+            counts = map(str, (seen.true, seen.seen, seen.missed, seen.false))
+            ran = " (as it ran)" if name == own[0][0].monitor.name else ""
+            rows.append((name + ran, *shares, *delays, *counts))
+        runs = f"{len(own)} run" + "s" * (len(own) > 1)
+        found.append(Comparison(f"Monitors, replayed: {label_} ({runs})", head, tuple(rows), ()))
+    return found
 
 
 def row_key(config: Config) -> tuple[tuple[str, str], ...]:

@@ -7,9 +7,11 @@ never fired; where the client was not probed at all before its next one, nobody 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
+
+from fiss.methods.monitors import Evidence, MonitorSpec, judge
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,24 @@ def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, A
     last = rounds[-1]["round"] if rounds else -1
     so_far = {client: [r for r in true.get(client, ()) if r <= last] for client in sorted(probes)}
     return {client: compare(so_far[client], probes[client]) for client in so_far}
+
+
+def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The log of rounds as if this monitor had judged what the clients measured in them."""
+    notes: dict[int, Mapping[str, float]] = {}
+    names = [f.name for f in fields(Evidence)]
+    again = []
+    for line in rounds:
+        probes = []
+        for probe in line.get("probes", ()):
+            client = probe["client"]
+            fired, kept = judge(
+                spec, Evidence(**{name: probe[name] for name in names if name in probe}), notes.get(client, {})
+            )
+            probes.append({"client": client, "transition": fired and client in notes})  # first data do not count
+            notes[client] = kept
+        again.append({"round": line["round"], "probes": probes})
+    return again
 
 
 def record(seen: Seen) -> dict[str, float | None]:

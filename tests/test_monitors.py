@@ -9,7 +9,7 @@ import torch
 from conftest import TINY_NETWORK, voc_presence
 from test_runs import KillAtStep, die_in_fsync, killed, result
 
-from fiss import experiment, presets, transitions
+from fiss import experiment, presets, tables, transitions
 from fiss.checkpoint import RunFolder
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
@@ -86,6 +86,9 @@ def test_misfit_needs_other_images_and_a_rise_beyond_its_noise():
     assert fires("misfit", before, replace(worse, missed=0.29)) == [False, False]  # too small
     assert fires("misfit", before, replace(worse, missed_error=0.2)) == [False, False]  # too uncertain
     assert fires("misfit", before, seen(changed=True, intruded=0.4)) == [False, True]
+    known = replace(before, called=(0.3, 0.7))
+    assert fires("misfit", known, seen(changed=True, called=(0.3, 0.2, 0.5))) == [False, True]  # others' new class
+    assert fires("misfit", known, seen(changed=True, called=(0.4, 0.6, 0.0))) == [False, False]
 
 
 def test_every_rule_can_be_chosen_and_no_other():
@@ -120,6 +123,27 @@ def test_transitions_from_a_log():
     found = transitions.by_client({4: (2, 9), 5: (1,)}, rounds)
     assert set(found) == {4}
     assert (found[4].seen, found[4].missed, found[4].unprobed) == (1, 0, 0)  # round 9 has not come yet
+
+
+def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
+    config = replace(untold, monitor=replace(untold.monitor, name="misfit"))
+    folder = experiment.start(config, tmp_path / "r", Watcher())
+    rounds = folder.records("rounds.jsonl")
+    again = transitions.replay(config.monitor, rounds)
+    fired = [[(p["client"], p["transition"]) for p in record["probes"]] for record in rounds]
+    assert [[(p["client"], p["transition"]) for p in record["probes"]] for record in again] == fired
+    (table,) = tables.monitors([folder.path])
+    rows = {row[0]: row for row in table.rows}
+    assert set(rows) == {*RULES, "misfit (as it ran)"} - {"misfit"}
+    assert rows["oracle"][1:4] == ("1.00", "1.00", "0.00")
+    last = folder.records("scores.jsonl")[-1]["transitions"]
+    assert rows["misfit (as it ran)"][5:] == tuple(str(last[k]) for k in ("true", "seen", "missed", "false"))
+
+
+def test_replaying_needs_probes(tiny, tmp_path):
+    folder = experiment.start(tiny, tmp_path / "r", Watcher())
+    with pytest.raises(UserError, match="--monitor oracle"):
+        tables.monitors([folder.path])
 
 
 # The world
@@ -324,7 +348,7 @@ def ask(trainer, memory, images, labelled, round_=0, space=None, name="images"):
     space = space or LabelSpace(((), ("disc", "ring")))
     site = Site(DATA.classes, images, labelled, 0)
     weights = build(TINY_NETWORK, space.sizes, 0).weights()
-    return sight(Probe(0, round_, space, weights), memory, site, MonitorSpec(name), trainer, Watcher())
+    return sight(Probe(0, round_, space, weights), memory, site, MonitorSpec(name), trainer)
 
 
 def test_first_data_are_no_transition_and_later_ones_may_be(trainer):
@@ -380,6 +404,8 @@ def test_what_is_measured(trainer):
     assert memory.evidence["entropy"] == pytest.approx(np.mean(entropies), abs=1e-5)
     assert memory.evidence["missed"] == pytest.approx(np.mean(missed), abs=1e-5)
     assert memory.evidence["intruded"] == pytest.approx(np.mean(intruded), abs=1e-5)
+    assert sum(memory.evidence["called"]) == pytest.approx(1, abs=1e-5)
+    assert len(memory.evidence["called"]) == 3
     assert memory.evidence["intruded_error"] == pytest.approx(np.std(intruded) / np.sqrt(5), abs=1e-5)
 
 

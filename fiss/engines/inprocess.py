@@ -28,12 +28,15 @@ class InProcess:
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Each client in turn."""
+        self.watcher.start("probing clients", len(probes))
         for probe in probes:
             memory = self.memories.get(probe.client, Memory())
             site = self.site(probe.round, probe.client)
-            sighting, memory = sight(probe, memory, site, self.monitor, self.trainer, self.watcher)
+            sighting, memory = sight(probe, memory, site, self.monitor, self.trainer)
             self.memories[probe.client] = memory
+            self.watcher.advance()
             yield sighting
+        self.watcher.finish()
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Each client in turn; what they will all read is asked for at once, so that nobody waits for the first

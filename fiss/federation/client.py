@@ -8,6 +8,7 @@ thresholds begin anew.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -55,9 +56,7 @@ def probe_images(client: int, site: Site, spec: MonitorSpec) -> Sequence[int]:
     return sorted(stream(site.seed, "probe", client).sample(list(site.images), spec.sample))
 
 
-def sight(
-    probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer, watcher: Watcher
-) -> tuple[Sighting, Memory]:
+def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer) -> tuple[Sighting, Memory]:
     """Look at its own data, let the monitor judge, and say what the server has to know. The student's weights are
     overwritten; its reader of plain images is used."""
     space = probe.label_space
@@ -69,9 +68,7 @@ def sight(
     assert trainer.plain is not None
     trainer.student.load(probe.weights, space.sizes)
     images = probe_images(probe.client, site, spec)
-    seen = look(
-        trainer.student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec, watcher
-    )
+    seen = look(trainer.student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec)
     now = replace(
         seen,
         lacks=bool(missing),
@@ -80,7 +77,7 @@ def sight(
         task=site.task,
     )
     fired, notes = judge(spec, now, memory.notes)
-    memory = replace(memory, held=held, score=now.entropy, evidence=_plain(asdict(now)), notes=dict(notes))
+    memory = replace(memory, held=held, score=now.entropy, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
         first = min((_group(space, name) for name in site.names), default=0)
         taught = any(space.groups[:first])
@@ -106,8 +103,13 @@ def _group(space: LabelSpace, name: str) -> int:
     return next((i for i, group in enumerate(space.groups) if name in group), len(space.groups))
 
 
-def _plain(values: dict[str, float]) -> dict[str, float]:
-    return {key: round(value, 6) if isinstance(value, float) else value for key, value in values.items()}
+def _plain(value: Any) -> Any:
+    """As it stands in a log: six digits, lists."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:

@@ -108,7 +108,7 @@ class Memory:
     """Round of its last transition, or of its first data; -1 before that."""
     held: int = 0
     """Checksum of the images it held at its last probe."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
     """What it measured at its last probe."""
-    notes: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     """Its monitor's own."""

@@ -1,19 +1,20 @@
 """Monitors: how a client notices by itself that it holds classes it never held before.
 
 At a probe the client looks at its own data with the global model and gets `Evidence`. A monitor is a rule from the
-evidence and its own notes to yes or no, and to new notes; the notes stay in the client's memory. Only `told` and
-`reference` are given what a simulation knows and a real client does not.
+evidence and its own notes to yes or no, and to new notes; the notes stay in the client's memory. Only `told`, `oracle`
+and `reference` are given what a simulation knows and a real client does not.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from itertools import zip_longest
+from typing import Any, Literal
 
 from fiss.errors import UserError
 
-Notes = Mapping[str, float]
-Name = Literal["told", "names", "entropy", "reference", "images", "misfit", "never"]
+Notes = Mapping[str, Any]
+Name = Literal["told", "oracle", "names", "entropy", "reference", "images", "misfit", "never"]
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class MonitorSpec:
     """How clients notice new classes; anything but `told` in a synchronous world runs a server that knows no tasks."""
 
     name: Name = "told"
-    """told: announced, as in the published runs; names: the label space lacks a class it holds; entropy: equation 11,
-    its mean entropy rises by tau or more; reference: the same with the published code's resets, which always fire;
-    images: it holds other images than before; misfit: other images, and the global model contradicts their labels more
-    than those before; never."""
+    """told: announced, as in the published runs; oracle: nothing is announced, and each client alone knows when it
+    holds a new class (in a world that is not synchronous, told means this); names: the label space lacks a class it
+    holds; entropy: as the paper says, its mean entropy rises by tau or more; reference: the same with the published
+    code's resets, which always fire; images: it holds other images than before; misfit: other images, and the global
+    model contradicts their labels more than those before, or calls what is labelled something else; never."""
     probed: Literal["selected", "all"] = "selected"
     """Who is probed in a round: the clients that are to train, or everyone there."""
     sample: int = 0
@@ -35,9 +37,11 @@ class MonitorSpec:
     """Least rise of the share of contradicted pixels (misfit)."""
     sigmas: float = 3.0
     """The rise must also be so many times its standard error (misfit)."""
+    shift: float = 0.5
+    """Or the share of its labelled pixels that the global model calls other classes than it did before (misfit)."""
 
     def __post_init__(self) -> None:
-        for key in ("sample", "tau", "rise", "sigmas"):
+        for key in ("sample", "tau", "rise", "sigmas", "shift"):
             if getattr(self, key) < 0:
                 raise UserError(f"monitor.{key} = {getattr(self, key)}: must be 0 or more.")
 
@@ -58,6 +62,8 @@ class Evidence:
     intruded: float
     """Mean share of the pixels labelled background that the global model calls a class."""
     intruded_error: float
+    called: tuple[float, ...] = ()
+    """What the global model calls the pixels labelled with a class: their shares by channel."""
     lacks: bool = False
     """Whether the label space lacks a class it holds."""
     changed: bool = False
@@ -94,23 +100,29 @@ def _images(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes
 
 
 def _misfit(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
-    """Without other images there is nothing new, however much the model may have forgotten in between."""
+    """Without other images there is nothing new, however much the model may have forgotten in between. With them: a
+    class that the model does not know contradicts it; one that it knows from other clients is called by a name it never
+    called this client's pixels before."""
     fired = False
     for key in ("missed", "intruded"):
-        value, error = getattr(now, key), getattr(now, f"{key}_error")
         if key in notes:
-            rise, noise = value - notes[key], math.hypot(error, notes[f"{key}_error"])
+            rise = getattr(now, key) - notes[key]
+            noise = math.hypot(getattr(now, f"{key}_error"), notes[f"{key}_error"])
             fired |= rise >= spec.rise and rise >= spec.sigmas * noise
-    kept = {f"{key}{end}": getattr(now, f"{key}{end}") for key in ("missed", "intruded") for end in ("", "_error")}
-    return now.changed and fired, kept
+    if "called" in notes:
+        pairs = zip_longest(now.called, notes["called"], fillvalue=0.0)
+        fired |= sum(abs(a - b) for a, b in pairs) / 2 >= spec.shift
+    kept = {key: getattr(now, key) for key in ("missed", "missed_error", "intruded", "intruded_error")}
+    return now.changed and fired, kept | {"called": list(now.called)}
 
 
 def _never(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
     return False, {}
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[Name, Rule] = {
     "told": _told,
+    "oracle": _told,
     "names": _names,
     "entropy": _entropy,
     "reference": _reference,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fiss.data.background import Table
@@ -12,9 +13,9 @@ from fiss.data.transforms import normalise
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.methods.monitors import Evidence
 from fiss.models.segmenter import Segmenter, pad
+from fiss.sums import add_up
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
-from fiss.watch import Watcher
 
 UNKNOWN = 254
 """In a table: a class that the client holds and the label space lacks."""
@@ -28,7 +29,6 @@ def look(
     table: Table,
     batch: int,
     training: TrainingSpec,
-    watcher: Watcher,
 ) -> Evidence:
     """Evidence from those images; `table` maps the ids of their masks to channels."""
     device = next(model.parameters()).device
@@ -37,6 +37,8 @@ def look(
     batches = [images[a : a + batch] for a in range(0, len(images), batch)]
     reader.ask([(i, "published") for i in part] for part in batches)
     rows: list[Tensor] = []
+    channels = sum(model.classifier.sizes)
+    names = torch.zeros(channels + 1, dtype=torch.long, device=device)
     for _ in batches:
         pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
         pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
@@ -45,15 +47,15 @@ def look(
         valid, empty = labels != IGNORE, labels == BACKGROUND
         own = valid & ~empty
         sums = (valid, entropy * valid, own, own & (called != labels), empty, empty & (called != BACKGROUND))
+        names += add_up(torch.where(own, called, channels).flatten(), channels + 1)
         rows.append(torch.stack([part.flatten(1).sum(1, dtype=torch.float64) for part in sums], 1))
-        watcher.advance(len(pictures))
     pixels, entropy, own, missed, empty, intruded = torch.cat(rows).cpu().numpy().T
-    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), *_mean(intruded, empty))
+    counts = names[:-1].cpu().numpy()
+    shares = tuple(float(share) for share in counts / max(int(counts.sum()), 1))
+    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), *_mean(intruded, empty), called=shares)
 
 
-def _mean(
-    part: "np.ndarray[tuple[int], np.dtype[np.float64]]", whole: "np.ndarray[tuple[int], np.dtype[np.float64]]"
-) -> tuple[float, float]:
+def _mean(part: NDArray[np.float64], whole: NDArray[np.float64]) -> tuple[float, float]:
     """Mean over the images of a share, where there is a whole, and its standard error; 0 without any."""
     shares = part[whole > 0] / whole[whole > 0]
     if not len(shares):
