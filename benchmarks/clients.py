@@ -1,4 +1,5 @@
-"""Ten clients against a thousand, four per round: time per round and memory must not grow with the federation.
+"""Ten clients against a thousand, four per round: time per round and memory must not grow with the federation, also
+where nobody announces a task and the selected clients are probed. What it costs to probe everyone is shown beside it.
 
 python benchmarks/clients.py
 """
@@ -19,10 +20,11 @@ import torch
 from fiss import experiment, presets
 from fiss.checkpoint import RunFolder
 from fiss.data.world import WorldSpec
+from fiss.methods.monitors import MonitorSpec
 from fiss.watch import Watcher
 
 
-def one(clients: int, tiny: bool) -> dict[str, Any]:
+def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:
     """A run with that many clients, in this process."""
     torch.set_num_threads(1)
     preset = presets.shapes()
@@ -32,6 +34,9 @@ def one(clients: int, tiny: bool) -> dict[str, Any]:
     data = replace(preset.data, shapes_train=90 if tiny else 600, shapes_val=4 if tiny else 40)
     training = replace(preset.training, epochs=1 if tiny else 2, device="cpu", threads=1)
     config = replace(preset, world=world, data=data, training=training)
+    if probed != "nobody":
+        monitor = MonitorSpec("misfit", probed=probed, sample=8)  # type: ignore[arg-type]
+        config = replace(config, world=replace(world, lag=0 if tiny else 1), monitor=monitor)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         out = experiment.start(config, Path(folder) / "run", Watcher()).path
@@ -41,6 +46,7 @@ def one(clients: int, tiny: bool) -> dict[str, Any]:
     images = sum(reply["samples"] for record in records for reply in record["replies"])
     return {
         "clients": clients,
+        "probed": probed,
         "ms per image": 1000 * sum(record["seconds"] for record in records) / images,
         "seconds per round, all in": spent / len(records),
         "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
@@ -51,17 +57,26 @@ def one(clients: int, tiny: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Each size in a process of its own."""
-    given = common.arguments(__doc__ or "", lambda p: p.add_argument("--one", type=int, help="run with so many only"))
+    given = common.arguments(
+        __doc__ or "", lambda p: p.add_argument("--one", nargs=2, help="one run only: clients, and who is probed")
+    )
     if given.one:
-        print(json.dumps(one(given.one, given.tiny)))
+        print(json.dumps(one(int(given.one[0]), given.one[1], given.tiny)))
         return
     rows = []
-    for clients in (10, 1000):
-        command = [sys.executable, __file__, "--one", str(clients)] + ["--tiny"] * given.tiny
+    many = 30 if given.tiny else 1000
+    for clients, probed in ((10, "nobody"), (many, "nobody"), (10, "selected"), (many, "selected"), (many, "all")):
+        command = [sys.executable, __file__, "--one", str(clients), probed] + ["--tiny"] * given.tiny
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     columns = ("ms per image", "seconds per round, all in", "peak MiB")
-    notes = {f"{column}, 1000 clients by 10": rows[1][column] / rows[0][column] for column in columns}
+    notes = {
+        f"{column}, 1000 clients by 10, {rows[i]['probed']} probed": rows[i + 1][column] / rows[i][column]
+        for i in (0, 2)
+        for column in columns
+    }
+    clients_seconds = rows[4]["seconds per round, all in"] - rows[3]["seconds per round, all in"]
+    notes["seconds to probe a client, 8 images"] = clients_seconds / (many - 4)
     common.report("clients", "python benchmarks/clients.py", given, rows, notes)
 
 

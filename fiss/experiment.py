@@ -89,7 +89,7 @@ def _go_on(
         folder.append("rounds.jsonl", _round_record(setup, result, memories, monotonic() - began))
         ends = turn.rounds_left == 1
         if ends or config.evaluation.every == "round":
-            student.load(result.server.weights, result.server.label_space.sizes)
+            trainer.prepare(result.server.weights, result.server.label_space.sizes)
             score(setup, folder, student, result.server.label_space, turn.round, turn.task, ends, watcher)
         done = turn.round + 1 == len(setup.plan.turns)
         name = f"task-{turn.task}" if ends else f"round-{turn.round:04d}"

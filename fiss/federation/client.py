@@ -66,9 +66,9 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     held = crc32(np.asarray(site.images, np.int64).tobytes())
     newcomer = memory.since < 0
     assert trainer.plain is not None
-    trainer.student.load(probe.weights, space.sizes)
+    student = trainer.show(probe.weights, space.sizes)
     images = probe_images(probe.client, site, spec)
-    seen = look(trainer.student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec)
+    seen = look(student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec)
     now = replace(
         seen,
         lacks=bool(missing),
@@ -158,7 +158,7 @@ def answer(
     epochs = epoch_lengths(order, site, spec)
     if not epochs:
         return Reply(order.client, 0, transition=transition), memory
-    trainer.student.load(order.weights, order.label_space.sizes)
+    trainer.prepare(order.weights, order.label_space.sizes)
     taught_by = order.teacher if method.needs_teacher else None
     teacher = trainer.teach(taught_by.weights, taught_by.label_space.sizes) if taught_by is not None else None
     table = training_table(site.classes, order.label_space, site.labelled)

@@ -8,7 +8,6 @@ and `reference` are given what a simulation knows and a real client does not.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Literal
 
 from fiss.errors import UserError
@@ -34,11 +33,11 @@ class MonitorSpec:
     tau: float = 0.6
     """Rise of the mean entropy, in nats (entropy, reference)."""
     rise: float = 0.1
-    """Least rise of the share of contradicted pixels (misfit)."""
+    """Least rise of the share of its labelled pixels that the global model contradicts (misfit)."""
     sigmas: float = 3.0
     """The rise must also be so many times its standard error (misfit)."""
     shift: float = 0.5
-    """Or the share of its labelled pixels that the global model calls other classes than it did before (misfit)."""
+    """Or so large a share of its labelled pixels is called by channels that were not called so before (misfit)."""
 
     def __post_init__(self) -> None:
         for key in ("sample", "tau", "rise", "sigmas", "shift"):
@@ -59,9 +58,6 @@ class Evidence:
     missed: float
     """Mean share of the pixels labelled with a class that the global model calls background or something else."""
     missed_error: float
-    intruded: float
-    """Mean share of the pixels labelled background that the global model calls a class."""
-    intruded_error: float
     called: tuple[float, ...] = ()
     """What the global model calls the pixels labelled with a class: their shares by channel."""
     lacks: bool = False
@@ -101,19 +97,17 @@ def _images(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes
 
 def _misfit(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
     """Without other images there is nothing new, however much the model may have forgotten in between. With them: a
-    class that the model does not know contradicts it; one that it knows from other clients is called by a name it never
-    called this client's pixels before."""
-    fired = False
-    for key in ("missed", "intruded"):
-        if key in notes:
-            rise = getattr(now, key) - notes[key]
-            noise = math.hypot(getattr(now, f"{key}_error"), notes[f"{key}_error"])
-            fired |= rise >= spec.rise and rise >= spec.sigmas * noise
-    if "called" in notes:
-        pairs = zip_longest(now.called, notes["called"], fillvalue=0.0)
-        fired |= sum(abs(a - b) for a, b in pairs) / 2 >= spec.shift
-    kept = {key: getattr(now, key) for key in ("missed", "missed_error", "intruded", "intruded_error")}
-    return now.changed and fired, kept | {"called": list(now.called)}
+    class that the model does not know contradicts it. One that it knows from other clients does not, but the model
+    calls it by a channel that it had before and did not call this client's pixels; that is no sign where it also agrees
+    with the labels better, for then it has learnt them."""
+    kept = {"missed": now.missed, "missed_error": now.missed_error, "called": list(now.called)}
+    if not now.changed or not notes:
+        return False, kept
+    rise = now.missed - notes["missed"]
+    contradicted = rise >= max(spec.rise, spec.sigmas * math.hypot(now.missed_error, notes["missed_error"]))
+    pairs = list(zip(now.called, notes["called"], strict=False))[1:]  # channels of both probes, without background
+    renamed = sum(max(new - old, 0.0) for new, old in pairs) >= spec.shift and rise > -spec.rise
+    return contradicted or renamed, kept
 
 
 def _never(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:

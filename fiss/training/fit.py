@@ -160,6 +160,7 @@ class Trainer:
         self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
         self.device = next(student.parameters()).device
         self._taught_by: Weights | None = None
+        self._shown: Weights | None = None
         self._optimizer: torch.optim.SGD | None = None
 
     def teach(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
@@ -170,6 +171,18 @@ class Trainer:
             self.teacher.eval()
             self._taught_by = weights
         return self.teacher
+
+    def show(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
+        """The student with those weights, to look through; they are loaded only if it has others."""
+        if weights is not self._shown:
+            self.student.load(weights, sizes)
+            self._shown = weights
+        return self.student
+
+    def prepare(self, weights: Weights, sizes: Sequence[int]) -> None:
+        """The student with those weights, to train."""
+        self._shown = None
+        self.student.load(weights, sizes)
 
     def fresh_optimizer(self, rate: float) -> torch.optim.SGD:
         """SGD without momentum from before, on what the student trains now."""

@@ -44,15 +44,15 @@ def look(
         pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
         with autocast(training, device), torch.compiler.set_stance("force_eager"):
             entropy, called = model(normalise(pictures)).entropy
-        valid, empty = labels != IGNORE, labels == BACKGROUND
-        own = valid & ~empty
-        sums = (valid, entropy * valid, own, own & (called != labels), empty, empty & (called != BACKGROUND))
+        valid = labels != IGNORE
+        own = valid & (labels != BACKGROUND)
+        sums = (valid, entropy * valid, own, own & (called != labels))
         names += add_up(torch.where(own, called, channels).flatten(), channels + 1)
         rows.append(torch.stack([part.flatten(1).sum(1, dtype=torch.float64) for part in sums], 1))
-    pixels, entropy, own, missed, empty, intruded = torch.cat(rows).cpu().numpy().T
+    pixels, entropy, own, missed = torch.cat(rows).cpu().numpy().T
     counts = names[:-1].cpu().numpy()
     shares = tuple(float(share) for share in counts / max(int(counts.sum()), 1))
-    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), *_mean(intruded, empty), called=shares)
+    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), called=shares)
 
 
 def _mean(part: NDArray[np.float64], whole: NDArray[np.float64]) -> tuple[float, float]:
