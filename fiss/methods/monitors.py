@@ -32,7 +32,7 @@ class MonitorSpec:
     """Images that a client looks at, drawn once for what it holds; 0: all."""
     tau: float = 0.6
     """Rise of the mean entropy, in nats (entropy, reference)."""
-    rise: float = 0.1
+    rise: float = 0.05
     """Least rise of the share of its labelled pixels that the global model contradicts (misfit)."""
     sigmas: float = 3.0
     """The rise must also be so many times its standard error (misfit)."""
