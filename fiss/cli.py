@@ -213,6 +213,34 @@ def compare(
 
 
 @app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A run folder, or a model file with the run's config.toml.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Where masks/, overlays/ and classes.txt go.")] = Path("predictions"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
+    classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
+) -> None:
+    """Segment new images: masks, and overlays with the classes' names."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fiss import predict as predicting
+    from fiss.data.dataset import files_by_stem
+
+    found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
+    with _display() as display:
+        records = predicting.write(predicting.load(model, device, classes), found, out, display)
+        table = Table(title=escape(str(out)), title_justify="left")
+        for head in ("image", "what is in it"):
+            table.add_column(head)
+        for record in records:
+            shares = sorted(record["shares"].items(), key=lambda item: -item[1])
+            text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
+            table.add_row(escape(Path(record["image"]).name), escape(text))
+        display.console.print(table)
+
+
+@app.command()
 def monitors(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,

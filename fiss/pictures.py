@@ -49,7 +49,7 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    colours = _colours(len(setups[0].dataset.classes) + 1)
+    colours = colours_of(len(setups[0].dataset.classes) + 1)
     for row, i in enumerate(images):
         picture, mask = setups[0].dataset.val.read(i)
         tiles = [picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)]
@@ -120,7 +120,7 @@ def segmentation_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
     images, tasks = _chosen(setup)[:3], _tasks_done(folder)
     seen = [_predictions(setup, folder, images, task) for task in tasks]
-    colours = _colours(len(setup.dataset.classes) + 1)
+    colours = colours_of(len(setup.dataset.classes) + 1)
     rows = []
     for row, i in enumerate(images):
         picture, mask = setup.dataset.val.read(i)
@@ -146,7 +146,7 @@ def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list
     table = torch.from_numpy(training_table(setup.dataset.classes, space, labelled)).to(setup.device)
     data = TrainingImages(setup.dataset.train, config.augment)
     ids = np.append(_ids(setup, space), np.full(256 - space.channels, 255))
-    colours, rows = _colours(len(setup.dataset.classes) + 1), []
+    colours, rows = colours_of(len(setup.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
     with torch.no_grad():
         images, labels = pad(pictures.to(setup.device), table[masks.to(setup.device).int()], model.divisor)
@@ -169,7 +169,8 @@ def _old_classes(folder: RunFolder) -> list[float]:
     return [r["old_foreground"] if r["old_foreground"] is not None else r["base_foreground"] for r in ends]
 
 
-def _colours(count: int) -> NDArray[np.uint8]:
+def colours_of(count: int) -> NDArray[np.uint8]:
+    """One colour per class, (count, 3); the first is the background's."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 

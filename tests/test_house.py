@@ -25,7 +25,7 @@ LEVELS = [
     {"experiment", "plots", "sweep", "tables"},
     {"display", "paper", "timeline"},
     {"pictures"},
-    {"report"},
+    {"predict", "report"},
     {"cli"},
     {"__main__"},
 ]

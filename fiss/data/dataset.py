@@ -55,8 +55,7 @@ class FileSplit:
         if mask.mode not in MASK_MODES:
             depth = "16-bit or wider" if mask.mode.startswith(("I", "F")) else f"{mask.mode} colour"
             raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
-        if image.mode.startswith(("I", "F")):
-            raise UserError(f"{self.images[i]}: 16-bit or wider image; save it with 8 bits per channel.")
+        _check_depth(self.images[i], image)
         if image.size != mask.size:
             raise UserError(
                 f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
@@ -73,6 +72,18 @@ class FileSplit:
             except OSError:
                 digest.update(f"{path}\0missing\n".encode())
         return digest.hexdigest()
+
+
+def read_image(path: Path) -> Bytes:
+    """An image file as (H, W, 3)."""
+    image = _decode(path, "image")
+    _check_depth(path, image)
+    return np.asarray(image.convert("RGB"))
+
+
+def _check_depth(path: Path, image: Image.Image) -> None:
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"{path}: 16-bit or wider image; save it with 8 bits per channel.")
 
 
 def _decode(path: Path, kind: str) -> Image.Image:
