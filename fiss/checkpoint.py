@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,11 @@ class RunFolder:
                     "Undo that, or start a new run with the changed file."
                 )
             lengths = {log: int(record["lengths"][log]) for log in LOGS}
-            memories = {int(c): Memory(**memory) for c, memory in record["memories"].items()}
+            known = {f.name for f in fields(Memory)}  # earlier versions remembered other things too
+            memories = {
+                int(client): Memory(**{k: v for k, v in memory.items() if k in known})
+                for client, memory in record["memories"].items()
+            }
             next_round, finished = int(record["next_round"]), bool(record["finished"])
             name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
             before = list(record.get("before", ()))

@@ -38,7 +38,10 @@ def run_(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
     ] = None,
     monitor: Annotated[
-        str, typer.Option(help="How sites notice new classes: told, names, entropy, reference, images, misfit, never.")
+        str,
+        typer.Option(
+            help="How sites notice new classes: told, oracle, names, entropy, reference, images, misfit, never."
+        ),
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     base: Annotated[Path | None, typer.Option(help="Take the first task over from this run folder.")] = None,

@@ -56,7 +56,7 @@ class Display(Watcher):
 
     def start(self, what: str, total: int) -> None:
         """A bar for counted work."""
-        self.counted = self.progress.add_task(what, total=total, text=f"{total} images")
+        self.counted = self.progress.add_task(what, total=total, text=f"{total}")
 
     def advance(self, done: int = 1) -> None:
         """Move that bar."""
@@ -148,6 +148,9 @@ def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
         row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
     if any("transitions" in r for r in records):
+        for key in ("true", "seen", "missed", "false"):
+            counts = [r.get("transitions", {}).get(key) for r in records]
+            table.add_row(f"transitions, {key}", *("-" if v is None else str(v) for v in counts))
         for key in ("precision", "recall", "delay_probes", "delay_rounds"):
             scale = 100 if key in ("precision", "recall") else 1
             values = [r.get("transitions", {}).get(key) for r in records]

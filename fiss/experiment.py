@@ -84,7 +84,7 @@ def _go_on(
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
     began = monotonic()
     calls = _calls(setup, next_round, watcher)
-    for result in run(server, calls, engine, config.method, config.federation, config.seed, watcher):
+    for result in run(server, calls, engine, config.method, config.federation.weighting, config.seed, watcher):
         turn = setup.plan.turns[result.call.round]
         folder.append("rounds.jsonl", _round_record(setup, result, memories, monotonic() - began))
         ends = turn.rounds_left == 1
@@ -180,14 +180,24 @@ def score(
     watcher: Watcher,
 ) -> None:
     """Score a model in every view and log it."""
+    monitored = {} if setup.told else _monitored(setup, folder)
     for view in setup.config.evaluation.views:
         record = score_record(setup, folder.records("scores.jsonl"), model, label_space, view, task, watcher)
-        record = {"round": round_, "task": task, "ends_task": ends, **record}
-        if not setup.told:
-            seen = transitions.by_client(setup.transitions, folder.records("rounds.jsonl"))
-            record["transitions"] = transitions.record(transitions.total(seen.values()))
+        record = {"round": round_, "task": task, "ends_task": ends, **record, **monitored}
         folder.append("scores.jsonl", record)
         watcher.scored(record)
+
+
+def _monitored(setup: Setup, folder: RunFolder) -> dict[str, Any]:
+    """True and seen transitions so far, in all and by client, and the mean entropy of the last probes."""
+    rounds = folder.records("rounds.jsonl")
+    seen = transitions.by_client(setup.transitions, rounds)
+    by_client = {str(client): transitions.record(own) for client, own in seen.items()}
+    entropies = [probe["entropy"] for probe in rounds[-1]["probes"]]
+    return {
+        "transitions": {**transitions.record(transitions.total(seen.values())), "clients": by_client},
+        "entropy": sum(entropies) / len(entropies) if entropies else None,
+    }
 
 
 def score_record(

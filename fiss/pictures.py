@@ -138,7 +138,7 @@ def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list
         return None
     task = tasks[-1]
     model, known = _model(setup, folder, task - 1)
-    space = setup.tasks.label_space(task)
+    space = setup.readable(folder.read_weights(f"task-{task}").label_space)
     holding = next((held for (t, _), held in setup.plan.holdings.items() if t == task and held.images), None)
     if holding is None:
         return None

@@ -341,10 +341,16 @@ def _timeline(runs: Sequence[Run]) -> str:
     return "".join(drawn)
 
 
+def _shown(config: Config) -> Config:
+    """Without what only the sites may know."""
+    hidden = "(not shown)" if config.federation.private_names else ""
+    return replace(config, federation=replace(config.federation, private_names=hidden))
+
+
 def _configs(runs: Sequence[Run]) -> str:
     return "".join(
         f"<details><summary>{html.escape(run.label)}: {html.escape(str(run.path))}</summary>"
-        f"<pre>{html.escape(to_toml(run.config))}</pre></details>"
+        f"<pre>{html.escape(to_toml(_shown(run.config)))}</pre></details>"
         for run in runs
     )
 

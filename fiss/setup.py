@@ -90,7 +90,8 @@ class Setup:
         labelled = self._labelled(task, holding)
         so_far = sum(r <= round_ for r in self.transitions[client]) if not self.told else 0
         turn = self.plan.turns[round_]
-        return Site(self.names, holding.images, labelled, self.config.seed, so_far, turn.task)
+        trains = self.told or self.config.world.train_staying or not self.plan.stays(client, round_)
+        return Site(self.names, holding.images, labelled, self.config.seed, so_far, turn.task, trains)
 
     def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
         """Ids that a site labels; where tasks are not told, only those that its images show."""

@@ -19,6 +19,7 @@ from fiss.config import Config, to_dict, to_toml
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.presets import method_for
+from fiss.setup import is_told
 
 PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
 BASE = "finetune"
@@ -81,7 +82,8 @@ def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: boo
     joint = name == "joint"
     own = joint or name == methods.name_of(preset.method)  # a config file may have its own fields for one method
     method = preset.method if own else _method(preset.name, name)
-    alone = joint or name == BASE or not (share or _first_task_is_plain(method))
+    told = is_told(replace(preset, joint=joint))
+    alone = joint or name == BASE or not told or not (share or _first_task_is_plain(method))
     label = name.replace(":", ".").lower()
     config = replace(preset, seed=seed, joint=joint, method=method, base="" if alone else str(base.absolute()))
     return Job(name, seed, config, out / f"{preset.name}-{label}-seed{seed}", None if alone else base)

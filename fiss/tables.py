@@ -30,6 +30,7 @@ FREE = (
     "training.cache",
     "data.root",
     "model.weights",
+    "federation.private_names",
 )
 """Keys in which runs of one row may differ."""
 
@@ -106,7 +107,8 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
         true = {int(client): own for client, own in folder.splits()["transitions"].items()}
         groups[row_key(config)].append((config, rounds, true))
     names = labels([own[0][0] for own in groups.values()])
-    head = ("monitor", "precision", "recall", "delay, probes", "delay, rounds", "true", "seen", "missed", "false")
+    head = ("monitor", "precision", "recall", "delay, probes", "delay, rounds", "true", "seen", "missed", "false",
+        "not probed")  # fmt: skip
     found = []
     for label_, own in zip(names, groups.values(), strict=True):
         rows = []
@@ -114,8 +116,8 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
             parts = [by_client(true, replay(replace(c.monitor, name=name), rounds)) for c, rounds, true in own]
             seen = total(part for one in parts for part in one.values())
             shares = ("-" if share is None else f"{share:.2f}" for share in (seen.precision, seen.recall))
-            delays = ("-" if not seen.seen else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
-            counts = map(str, (seen.true, seen.seen, seen.missed, seen.false))
+            delays = ("-" if d is None else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
+            counts = map(str, (seen.true, seen.seen, seen.missed, seen.false, seen.unprobed))
             ran = " (as it ran)" if name == own[0][0].monitor.name else ""
             rows.append((name + ran, *shares, *delays, *counts))
         runs = f"{len(own)} run" + "s" * (len(own) > 1)

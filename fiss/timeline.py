@@ -13,17 +13,19 @@ Rounds = Sequence[Mapping[str, Any]]
 
 def calendar(label: str, rounds: Rounds) -> str:
     """Who was asked in which round, and where a client passed to a new task."""
-    asked = [(record["round"], reply["client"]) for record in rounds for reply in record["replies"]]
+    asked = [(record["round"], reply["client"]) for record in rounds for reply in record["replies"] if reply["images"]]
     moved = [(r["round"], reply["client"]) for r in rounds for reply in r["replies"] if reply["transition"]]
     drawn = figure(9, 2.6)
     axes = drawn.subplots()
-    axes.plot(*zip(*asked, strict=True), "s", color="#56b4e9", markersize=7, label="trained")
+    if asked:
+        axes.plot(*zip(*asked, strict=True), "s", color="#56b4e9", markersize=7, label="trained")
     if moved:
         axes.plot(*zip(*moved, strict=True), "*", color="#000000", markersize=8, label="passed to a new task")
     _boundaries(axes, rounds)
     axes.set(xlabel="round (dashed: new classes)", ylabel="client")
     axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    if asked:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return f"<h3>{html.escape(label)}: rounds and transitions</h3>" + svg(drawn, "who trained in which round")
 
 
@@ -55,7 +57,11 @@ def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> 
     parts = by_client(true, rounds)
     head = ("client", "true", "seen", "missed", "false", "delay, probes", "delay, rounds")
     rows = [
-        (name, *map(str, (s.true, s.seen, s.missed, s.false)), f"{s.delay_probes:.1f}", f"{s.delay_rounds:.1f}")
+        (
+            name,
+            *map(str, (s.true, s.seen, s.missed, s.false)),
+            *("-" if d is None else f"{d:.1f}" for d in (s.delay_probes, s.delay_rounds)),
+        )
         for name, s in [*((str(client), seen) for client, seen in parts.items()), ("all", total(parts.values()))]
     ]
     title = f"<h3>{html.escape(label)}: what the monitors saw</h3>"

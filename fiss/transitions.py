@@ -7,7 +7,7 @@ never fired; where the client was not probed at all before its next one, nobody 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,15 +19,14 @@ class Seen:
     """How one monitor did."""
 
     true: int = 0
-    """True transitions of clients that were probed after them."""
     seen: int = 0
     missed: int = 0
     false: int = 0
     unprobed: int = 0
     """True transitions after which the client was not probed."""
-    delay_probes: float = 0.0
+    delay_probes: float | None = None
     """Mean over those seen; 0 is the first probe after the transition."""
-    delay_rounds: float = 0.0
+    delay_rounds: float | None = None
 
     @property
     def precision(self) -> float | None:
@@ -36,8 +35,8 @@ class Seen:
 
     @property
     def recall(self) -> float | None:
-        """Share of the true transitions that were seen."""
-        return self.seen / self.true if self.true else None
+        """Share seen of the true transitions that could be."""
+        return self.seen / (self.seen + self.missed) if self.seen + self.missed else None
 
 
 def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
@@ -56,8 +55,8 @@ def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
         else:
             unprobed += 1
     false = sum(fired for _, fired in probes) - seen
-    delays = [sum(d) / len(right) if right else 0.0 for d in (zip(*right, strict=True) if right else ((), ()))]
-    return Seen(seen + missed, seen, missed, false, unprobed, delays[0], delays[1])
+    delays = [sum(d) / len(right) for d in zip(*right, strict=True)] if right else [None, None]
+    return Seen(len(true), seen, missed, false, unprobed, *delays)
 
 
 def total(parts: Iterable[Seen]) -> Seen:
@@ -65,22 +64,31 @@ def total(parts: Iterable[Seen]) -> Seen:
     parts = list(parts)
     seen = sum(p.seen for p in parts)
 
-    def mean(key: str) -> float:
-        return sum(getattr(p, key) * p.seen for p in parts) / seen if seen else 0.0
+    def mean(key: str) -> float | None:
+        return sum(getattr(p, key) * p.seen for p in parts if p.seen) / seen if seen else None
 
     counts = {key: sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")}
     return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
 
 
 def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, Any]]) -> dict[int, Seen]:
-    """From the true transitions and the log of rounds, for every client that was probed."""
+    """From the true transitions and the log of rounds. What came before a client's first probe was its first data for
+    the federation, so nobody could see it."""
     probes: dict[int, list[tuple[int, bool]]] = {}
     for record in rounds:
         for probe in record.get("probes", ()):
             probes.setdefault(probe["client"], []).append((record["round"], probe["transition"]))
     last = rounds[-1]["round"] if rounds else -1
-    so_far = {client: [r for r in true.get(client, ()) if r <= last] for client in sorted(probes)}
-    return {client: compare(so_far[client], probes[client]) for client in so_far}
+    found = {}
+    for client in sorted({*true, *probes}):
+        own = probes.get(client, [])
+        came = [r for r in true.get(client, ()) if r <= last]
+        late = [r for r in came if own and r > own[0][0]]
+        early = len(came) - len(late)
+        seen = compare(late, own)
+        if came or own:
+            found[client] = replace(seen, true=len(came), unprobed=seen.unprobed + early)
+    return found
 
 
 def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -93,7 +101,9 @@ def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[
         for probe in line.get("probes", ()):
             client = probe["client"]
             fired, kept = judge(
-                spec, Evidence(**{name: probe[name] for name in names if name in probe}), notes.get(client, {})
+                spec,
+                Evidence(**{name: probe[name] for name in names if probe.get(name) is not None}),
+                notes.get(client, {}),
             )
             probes.append({"client": client, "transition": fired and client in notes})  # first data do not count
             notes[client] = kept
@@ -111,6 +121,6 @@ def record(seen: Seen) -> dict[str, float | None]:
         "unprobed": seen.unprobed,
         "precision": seen.precision,
         "recall": seen.recall,
-        "delay_probes": round(seen.delay_probes, 3),
-        "delay_rounds": round(seen.delay_rounds, 3),
+        "delay_probes": None if seen.delay_probes is None else round(seen.delay_probes, 3),
+        "delay_rounds": None if seen.delay_rounds is None else round(seen.delay_rounds, 3),
     }

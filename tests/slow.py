@@ -66,7 +66,7 @@ def unbiased_cross_entropy(logits, labels, old, over):
         label, z = int(labels[p]), at(logits, *p)
         if label == IGNORE:
             continue
-        chosen = log_sum_exp(z[:old]) if label < old else z[label]
+        chosen = log_sum_exp(z[:old]) if label == 0 else z[label]
         total += log_sum_exp(z) - chosen
     return divide(total, labels, over)
 

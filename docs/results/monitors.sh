@@ -5,7 +5,7 @@
 set -eu
 out=$1 seeds=$2 monitors=$3 jobs=${4:-2}
 mkdir -p "$out"
-same="--method fbl --set world.clients=6 --set world.joiners=2 --set world.per_round=3 --set world.sample_ratio=0.4 --set data.shapes_size=64 --set augment.crop=64 --set evaluation.size=64
+same="--method fbl --set world.clients=6 --set world.joiners=2 --set world.per_round=2 --set world.sample_ratio=0.4 --set data.shapes_size=64 --set augment.crop=64 --set evaluation.size=64
     --set training.threads=1 --set training.horizon=3 --set monitor.probed=all --set monitor.sample=48 --set evaluation.every=task"
 for seed in $seeds; do
     for monitor in $monitors; do

@@ -67,13 +67,13 @@ class WorldSpec:
     stay: float = 0.0
     """Chance that a site stays on its old data when a task comes (until the next one does)."""
     train_staying: bool = False
-    """Whether sites that stay are selected too; training on old data is rehearsal."""
+    """Whether sites that stay train when they are selected; training on old data is rehearsal. Else they decline."""
     join: Literal["boundary", "any"] = "boundary"
     """When the joiners of a task join: with its first round, or each in any of its rounds."""
     away: float = 0.0
     """Chance that a site is not there in a round."""
     refresh: float = 0.0
-    """Chance that a site has other images of the same classes from this round on: new data, and nothing new in
+    """Chance that a site has other images of the same classes from this round on: new data, and mostly nothing new in
     them."""
 
     def __post_init__(self) -> None:
@@ -90,6 +90,10 @@ class WorldSpec:
         for key in ("stay", "away", "refresh"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError(f"world.{key} = {getattr(self, key)}: must be from 0 to below 1.")
+        if self.refresh and self.split != "published":
+            raise UserError(
+                f"world.refresh draws other images for a site, world.split = {self.split} gives each to one."
+            )
         if not 0 < self.alpha <= 1e6:
             raise UserError(f"world.alpha = {self.alpha}: must be above 0 and at most 1,000,000.")
         if self.per_round > self.clients:
@@ -151,6 +155,12 @@ class Plan:
         """Where a site stands in a round."""
         return next(stage for stage in reversed(self.stages[client]) if stage[0] <= round_)
 
+    def stays(self, client: int, round_: int) -> bool:
+        """Whether a site is still on the data of an earlier task while the calendar has gone on, and will stay so until
+        the next."""
+        task, later = self.turns[round_].task, [s for s in self.stages[client] if s[0] > round_]
+        return self.stage(client, round_)[1] < task and not any(stage[1] == task for stage in later)
+
     def holding(self, client: int, round_: int) -> Holding:
         """What a site holds in a round."""
         _, task, draw = self.stage(client, round_)
@@ -180,9 +190,8 @@ def make_plan(
         task, left = round_ // spec.rounds, spec.rounds - round_ % spec.rounds
         joined = [client for client in sorted(stages) if stages[client][0][0] <= round_]
         there = [c for c in joined if not spec.away or stream(seed, "away", c, round_).random() >= spec.away]
-        asked = [c for c in there if spec.train_staying or not _stays(spec, c, task, seed)]
         random = published if spec.split == "published" else stream(seed, "selection", round_)
-        selected = random.sample(asked, min(spec.per_round, len(asked)))
+        selected = random.sample(there, min(spec.per_round, len(there)))
         for client in selected:
             own = _task_of(stages[client], round_)
             if (own, client) not in holdings:

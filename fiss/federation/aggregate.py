@@ -15,12 +15,14 @@ from fiss.errors import UserError
 from fiss.federation.messages import Reply
 from fiss.models.classifier import Weights
 
+Weighting = Literal["uniform", "images"]
+
 
 @dataclass(frozen=True)
 class FederationSpec:
     """How replies become a model."""
 
-    weighting: Literal["uniform", "images"] = "uniform"
+    weighting: Weighting = "uniform"
     """uniform: every client counts the same, as published; images: by the number of its images."""
     private_names: str = ""
     """A key that the sites share: class names then travel as keyed hashes, and the server learns how many classes there
@@ -41,7 +43,7 @@ class Aggregated:
 def aggregate(
     sent: Weights,
     replies: Iterable[Reply],
-    weighting: Literal["uniform", "images"],
+    weighting: Weighting,
     asked: Iterable[int] = (),
 ) -> Aggregated:
     """Mean of the accepted replies in float64, added up in the order of the clients' numbers.

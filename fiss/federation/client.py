@@ -13,8 +13,9 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fiss.data.background import Table, training_table
+from fiss.data.background import training_table
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
@@ -42,6 +43,8 @@ class Site:
     """True transitions so far; only a simulation knows."""
     task: int = 0
     """The calendar's task; only a simulation knows."""
+    trains: bool = True
+    """Whether it takes part in training; one that stays on its old data does not."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,8 +64,8 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     overwritten; its reader of plain images is used."""
     space = probe.label_space
     missing = tuple(name for name in site.names if name not in space.names)
-    if not site.images:
-        return Sighting(probe.client), memory
+    if not site.images or not space.names:  # nothing to look at, or to look through
+        return Sighting(probe.client, missing), replace(memory, evidence={})
     held = crc32(np.asarray(site.images, np.int64).tobytes())
     newcomer = memory.since < 0
     assert trainer.plain is not None
@@ -77,20 +80,18 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
         task=site.task,
     )
     fired, notes = judge(spec, now, memory.notes)
-    memory = replace(memory, held=held, score=now.entropy, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
+    memory = replace(memory, held=held, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
-        first = min((_group(space, name) for name in site.names), default=0)
-        taught = any(space.groups[:first])
-        return Sighting(probe.client, missing, False, first if taught else None), replace(memory, since=probe.round)
+        return Sighting(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)
     if not fired:
         return Sighting(probe.client, missing), memory
-    teacher = len(space.groups) if space.names else None
-    return Sighting(probe.client, missing, True, teacher), replace(memory, since=probe.round, epochs=0)
+    memory = replace(memory, since=probe.round, epochs=0, transitions=memory.transitions + 1)
+    return Sighting(probe.client, missing, True, len(space.groups)), memory
 
 
-def probe_table(site: Site, space: LabelSpace) -> Table:
+def probe_table(site: Site, space: LabelSpace) -> NDArray[np.int16]:
     """Its labels as channels, those that the label space lacks as a number of their own."""
-    table = np.full(256, BACKGROUND, np.uint8)
+    table = np.full(256, BACKGROUND, np.int16)
     for i in site.labelled:
         name = site.classes[i - 1]
         table[i] = space.channel(name) if name in space.names else UNKNOWN
@@ -98,9 +99,15 @@ def probe_table(site: Site, space: LabelSpace) -> Table:
     return table
 
 
-def _group(space: LabelSpace, name: str) -> int:
-    """The group that a class is in; one that the label space lacks will be in the next."""
-    return next((i for i, group in enumerate(space.groups) if name in group), len(space.groups))
+def _needed(space: LabelSpace, names: Sequence[str]) -> int | None:
+    """Which model a newcomer has to be taught by: the one from just before its classes entered, if all others are
+    older; the present one, if some came later; none, if there are no others."""
+    own = [i for i, group in enumerate(space.groups) if set(group) & set(names)]
+    others = [i for i, group in enumerate(space.groups) if group and i not in own]
+    first = own[0] if own else len(space.groups)
+    if not others:
+        return None
+    return first if others[-1] < first else len(space.groups)
 
 
 def _plain(value: Any) -> Any:
@@ -115,7 +122,7 @@ def _plain(value: Any) -> Any:
 def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:
     """Steps of each epoch that the order asks for: whole epochs, or exactly the steps ordered; none without images."""
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
-    if per_epoch == 0:
+    if per_epoch == 0 or not site.trains:
         return []
     fixed = order.calendar.steps if order.calendar is not None else None
     steps = spec.epochs_in(order.first) * per_epoch if fixed is None else fixed
@@ -153,7 +160,7 @@ def answer(
         rate = spec.first_rate if order.first else spec.later_rate
         memory = replace(memory, task=told.task, rate=rate, epochs=0, since=order.round)
     elif told is None:
-        transition = memory.since == order.round
+        transition = memory.since == order.round and memory.transitions > 0
     memory = replace(memory, teacher=order.teacher.name if order.teacher else "")
     epochs = epoch_lengths(order, site, spec)
     if not epochs:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fiss.federation.aggregate import FederationSpec, aggregate
+from fiss.federation.aggregate import Weighting, aggregate
 from fiss.federation.messages import Calendar, Order, Probe, Reply, Sighting, Snapshot
 from fiss.labels import MOST_CLASSES, LabelSpace
 from fiss.methods.base import Method
@@ -87,7 +87,7 @@ def run(
     calls: Iterable[Call],
     engine: Engine,
     method: Method,
-    spec: FederationSpec,
+    weighting: Weighting,
     seed: int,
     watcher: Watcher,
 ) -> Iterator[Round]:
@@ -98,9 +98,12 @@ def run(
             if call.told.calendar.task == len(server.label_space.groups):
                 server = begin_task(server, call.told.names, method, seed)
         else:
-            probes = [Probe(client, call.round, server.label_space, server.weights) for client in sorted(call.probed)]
-            sightings = sorted(engine.probe(probes), key=lambda sighting: sighting.client)
+            empty = not server.label_space.names
+            sightings = _probed(server, call, engine)
             server = take_note(server, sightings, call.round, method, seed, watcher)
+            if empty:  # so far they could only say what they hold; now there is a model to look through
+                sightings = _probed(server, call, engine)
+                server = take_note(server, sightings, call.round, method, seed, watcher)
         orders = [
             Order(
                 client,
@@ -112,11 +115,16 @@ def run(
             )
             for client in sorted(call.selected)
         ]
-        result = aggregate(server.weights, engine.ask(orders), spec.weighting, call.selected)
+        result = aggregate(server.weights, engine.ask(orders), weighting, call.selected)
         for client, why in result.refused.items():
             watcher.notice(f"round {call.round}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
         yield Round(call, server, tuple(sightings), result.replies, result.refused)
+
+
+def _probed(server: Server, call: Call, engine: Engine) -> list[Sighting]:
+    probes = [Probe(client, call.round, server.label_space, server.weights) for client in sorted(call.probed)]
+    return sorted(engine.probe(probes), key=lambda sighting: sighting.client)
 
 
 def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:
@@ -163,5 +171,6 @@ def _grown(server: Server, names: Sequence[str], method: Method, seed: int) -> S
     """Let the method settle the model, then add a group of classes; the very first have nothing to start from."""
     space = server.label_space
     start = method.start if space.names else "random"
-    weights = grow(method.settle(server.weights), len(names), start, address(seed, "grow", len(space.groups)))
+    settled = method.settle(server.weights) if space.names else server.weights
+    weights = grow(settled, len(names), start, address(seed, "grow", len(space.groups)))
     return replace(server, label_space=space.grow(names), weights=weights)

@@ -100,12 +100,12 @@ class Memory:
     """The learning rate it reached."""
     epochs: int = 0
     """Local epochs it has done since its transition."""
-    score: float | None = None
-    """The entropy of its last probe."""
     teacher: str = ""
     """Name of the snapshot it learns from."""
     since: int = -1
     """Round of its last transition, or of its first data; -1 before that."""
+    transitions: int = 0
+    """How many it has had."""
     held: int = 0
     """Checksum of the images it held at its last probe."""
     evidence: Mapping[str, Any] = field(default_factory=dict)

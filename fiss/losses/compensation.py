@@ -24,16 +24,17 @@ EPSILON = 1e-8
 @lru_cache(maxsize=8)
 def groups_of(label_space: LabelSpace, device: torch.device) -> Tensor:
     """Group of each channel, (C,); 0 is the background. Kept on the device: a copy in every step would wait for it."""
-    sizes = [1, *(len(group) for group in label_space.groups)]
+    sizes = [1, *(len(group) for group in label_space.groups if group)]
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)
 
 
 @lru_cache(maxsize=8)
-def exponents(channels: int, old: int, device: torch.device) -> Tensor:
-    """What the gradient of each channel's pixels is raised to, (C + 1,): old classes to their share of all classes.
-    The last is for ignored pixels."""
+def exponents(channels: int, old: int, device: torch.device, relearnt: tuple[int, ...] = ()) -> Tensor:
+    """What the gradient of each channel's pixels is raised to, (C + 1,): old classes to their share of all classes,
+    those that the client has labels for as well as any of its own. The last is for ignored pixels."""
     table = torch.ones(channels + 1)
-    table[BACKGROUND + 1 : old] = (old - 1) / (channels - 1)
+    table[BACKGROUND + 1 : old] = (old - 1 - len(relearnt)) / (channels - 1)
+    table[list(relearnt)] = 1.0
     return table.to(device)
 
 
@@ -81,7 +82,7 @@ def published_weights(logits_BCHW: Tensor, labels_BHW: Tensor, label_space: Labe
     g = (1 - _at_label(wide(logits_BCHW).detach().sigmoid(), labels_BHW)).clamp(min=0).pow(exponent)
     group_C = (groups_of(label_space, labels_BHW.device) - 1).clamp(min=0)  # background joins task 0
     groups = group_C[labels_BHW.clamp(max=len(group_C) - 1).int()]  # ignored pixels get weight 0 in the end
-    count = len(label_space.groups)
+    count = sum(1 for group in label_space.groups if group)
     known = labels_BHW < old
     sums, counts = means(g.flatten(), torch.where(known, groups, count).flatten(), count)
     sums = sums * counts
@@ -97,7 +98,8 @@ def published_weights(logits_BCHW: Tensor, labels_BHW: Tensor, label_space: Labe
 
 def _groups_below(label_space: LabelSpace, old: int) -> int:
     """How many groups the teacher knows."""
-    return sum(1 for group in range(len(label_space.groups)) if label_space.group_channels(group).start < old)
+    filled = [i for i, group in enumerate(label_space.groups) if group]
+    return sum(1 for group in filled if label_space.group_channels(group).start < old)
 
 
 def _at_label(values_BCHW: Tensor, labels_BHW: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def unbiased_cross_entropy(log_p_BCHW: Tensor, labels_BHW: Tensor, old: int, ove
     """MiB: cross-entropy in which "background" means background or any of the `old` channels."""
     labels = labels_BHW.long()
     own_BHW = log_p_BCHW.gather(1, labels.clamp(max=log_p_BCHW.shape[1] - 1)[:, None])[:, 0]
-    chosen = torch.where(labels < old, log_p_BCHW[:, : max(old, 1)].logsumexp(1), own_BHW)
+    chosen = torch.where(labels == BACKGROUND, log_p_BCHW[:, : max(old, 1)].logsumexp(1), own_BHW)
     return pixel_mean(torch.where(labels == IGNORE, torch.zeros_like(chosen), -chosen), labels, over)
 
 

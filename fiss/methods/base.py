@@ -35,6 +35,9 @@ class Step:
     """Local epochs the client has finished in this task."""
     state: dict[str, Any]
     """The method's own notes, empty when a client's round begins; they never leave the client."""
+    relearnt: tuple[int, ...] = ()
+    """Channels of the teacher that the client has labels for: classes that other clients taught the model before; none
+    where tasks are told."""
 
 
 @dataclass(frozen=True)

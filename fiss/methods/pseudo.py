@@ -105,7 +105,10 @@ class PseudoLabelled(Method, ABC):
 
     def _classes(self, step: Step) -> Tensor:
         assert step.teacher is not None
-        return step.teacher.entropy[1]
+        classes = step.teacher.entropy[1]
+        for channel in step.relearnt:  # where the client's own mask says background, it is none of its own classes
+            classes = torch.where(classes == channel, BACKGROUND, classes)
+        return classes
 
     def _seen(self, step: Step, entropy: Tensor, classes: Tensor) -> tuple[Tensor, ...]:
         """What a batch adds to the thresholds: entropies and classes of the pixels that count, or their histogram."""

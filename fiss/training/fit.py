@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fiss.data.background import Table
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
-from fiss.labels import LabelSpace
+from fiss.labels import BACKGROUND, LabelSpace
 from fiss.methods.base import Method, Step
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter, pad
@@ -35,7 +35,7 @@ class TrainingSpec:
     later_rate: float = 0.001
     """Learning rate at which a client begins every later task."""
     horizon: int = 5
-    """Rounds over which a client's rate falls after its transition, where tasks are not told."""
+    """Rounds over which a client's rate falls from its first data and from each transition, if tasks are not told."""
     least_rate: float = 0.1
     """What it falls to, as a share of where it began."""
     momentum: float = 0.9
@@ -212,8 +212,9 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
     """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
     method looks before it trains."""
     student, spec, device = trainer.student, trainer.spec, trainer.device
-    groups = sum(1 for group in lesson.label_space.groups if group)
+    groups = 1 if lesson.first else len(lesson.label_space.groups)
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
+    relearnt = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
     table = torch.from_numpy(lesson.table).to(device)
     state: dict[str, Any] = {}
     _set_training(student, method, groups, spec)
@@ -225,7 +226,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             with torch.no_grad():  # not inference mode: losses may save what the teacher says for backward
                 taught = teacher(images) if teacher is not None else None
             output = student(images)
-        return Step(labels, output, taught, lesson.label_space, known, epoch, state)
+        return Step(labels, output, taught, lesson.label_space, known, epoch, state, relearnt)
 
     objective = method.first_losses if lesson.first else method.losses
     totals: dict[str, Tensor] = {}

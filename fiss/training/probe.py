@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fiss.data.background import Table
 from fiss.data.transforms import normalise
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.methods.monitors import Evidence
@@ -17,7 +16,7 @@ from fiss.sums import add_up
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
 
-UNKNOWN = 254
+UNKNOWN = 256
 """In a table: a class that the client holds and the label space lacks."""
 
 
@@ -26,7 +25,7 @@ def look(
     model: Segmenter,
     reader: Reader,
     images: Sequence[int],
-    table: Table,
+    table: NDArray[np.int16],
     batch: int,
     training: TrainingSpec,
 ) -> Evidence:
@@ -56,8 +55,9 @@ def look(
 
 
 def _mean(part: NDArray[np.float64], whole: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean over the images of a share, where there is a whole, and its standard error; 0 without any."""
+    """Mean over the images of a share, where there is a whole, and its standard error, 1 where there are too few to
+    tell."""
     shares = part[whole > 0] / whole[whole > 0]
-    if not len(shares):
-        return 0.0, 0.0
-    return float(shares.mean()), float(shares.std() / math.sqrt(len(shares)))
+    if len(shares) < 2:
+        return float(shares.sum()), 1.0
+    return float(shares.mean()), float(shares.std(ddof=1) / math.sqrt(len(shares)))
