@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -24,8 +24,10 @@ from fiss.federation.loop import Call, Server, run, take_note
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting, Snapshot
 from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
+from fiss.methods.base import Step
 from fiss.methods.finetune import Finetune
 from fiss.methods.monitors import RULES, Evidence, MonitorSpec, judge
+from fiss.models.output import Output
 from fiss.models.segmenter import build
 from fiss.setup import prepare, private
 from fiss.training.batches import Reader
@@ -124,17 +126,19 @@ def test_transitions_by_hand():
     assert (found.delay_probes, found.delay_rounds) == (1, 1)
     assert (found.precision, found.recall) == (1 / 3, 1 / 2)
     never = transitions.compare([9], probes)
-    assert (never.true, never.unprobed, never.recall) == (0, 1, None)
+    assert (never.true, never.unprobed, never.recall, never.delay_rounds) == (1, 1, None, None)
     both = transitions.total([found, transitions.compare([3], [(6, True)])])
     assert (both.seen, both.delay_rounds, both.delay_probes) == (2, 2.0, 0.5)
     assert transitions.total([]).precision is None
 
 
 def test_transitions_from_a_log():
-    rounds = [{"round": r, "probes": [{"client": 4, "transition": r == 2}]} for r in range(4)]
-    found = transitions.by_client({4: (2, 9), 5: (1,)}, rounds)
-    assert set(found) == {4}
-    assert (found[4].seen, found[4].missed, found[4].unprobed) == (1, 0, 0)  # round 9 has not come yet
+    rounds = [{"round": r, "probes": [{"client": 4, "transition": r == 3}]} for r in range(1, 5)]
+    found = transitions.by_client({4: (1, 3, 9), 5: (2,), 6: (8,)}, rounds)
+    assert set(found) == {4, 5}
+    assert (found[4].true, found[4].seen, found[4].missed) == (2, 1, 0)  # round 9 has not come yet
+    assert found[4].unprobed == 1  # at its first probe nobody can know that it had others before
+    assert (found[5].true, found[5].unprobed) == (1, 1)
 
 
 def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
@@ -149,7 +153,8 @@ def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
     assert set(rows) == {*RULES, "misfit (as it ran)"} - {"misfit"}
     assert rows["oracle"][1:4] == ("1.00", "1.00", "0.00")
     last = folder.records("scores.jsonl")[-1]["transitions"]
-    assert rows["misfit (as it ran)"][5:] == tuple(str(last[k]) for k in ("true", "seen", "missed", "false"))
+    counts = ("true", "seen", "missed", "false", "unprobed")
+    assert rows["misfit (as it ran)"][5:] == tuple(str(last[k]) for k in counts)
 
 
 def test_the_report_and_the_table_show_what_monitors_saw(untold, tmp_path):
@@ -201,17 +206,38 @@ def test_sites_meet_a_task_in_different_rounds():
         WorldSpec(lag=5)
 
 
-def test_sites_that_stay_keep_their_data_and_are_not_selected():
+def test_sites_that_stay_keep_their_data():
     found = plan(stay=0.4, everyone=True)
     staying = {(c, t) for c in found.stages for t in range(1, 5) if c < 10 and found.stage(c, 5 * t)[1] < t}
     assert 5 < len(staying) < 30
-    for turn in found.turns:
-        assert not any((client, turn.task) in staying for client in turn.selected)
-        assert set(turn.present) == set(range(turn.clients))  # but there, and probed
+    assert all(set(turn.present) == set(range(turn.clients)) for turn in found.turns)  # there, and probed
+    asked = {(c, turn.task) for turn in found.turns for c in turn.selected}
+    assert asked & staying  # the server does not know who stays
+    assert {(c, t) for c in range(10) for t in range(1, 5) if found.stays(c, 5 * t)} == staying
     client, task = min(staying)
     assert found.holding(client, 5 * task) == found.holding(client, 5 * task - 1)
-    trained = plan(stay=0.4, train_staying=True)
-    assert any((client, turn.task) in staying for turn in trained.turns for client in turn.selected)
+    late = plan(lag=3)
+    assert not any(late.stays(c, 5) for c in range(10))  # they are only late
+
+
+def test_sites_that_stay_decline_to_train(untold, tmp_path):
+    world = replace(untold.world, stay=0.6, lag=0, join="boundary", away=0.0, refresh=0.0, clients=5, per_round=4)
+    for train_staying in (False, True):
+        config = replace(untold, world=replace(world, train_staying=train_staying))
+        setup = prepare(config, Watcher())
+        folder = experiment.start(config, tmp_path / str(train_staying), Watcher())
+        rounds = folder.records("rounds.jsonl")
+        staying = [
+            reply
+            for record in rounds
+            for reply in record["replies"]
+            if setup.plan.stays(reply["client"], record["round"])
+        ]
+        assert staying
+        assert all((reply["steps"] > 0) == train_staying for reply in staying)
+        assert not any(
+            p["transition"] for r in rounds for p in r["probes"] if setup.plan.stays(p["client"], r["round"])
+        )
 
 
 def test_sites_join_in_any_round_and_come_and_go():
@@ -221,7 +247,6 @@ def test_sites_join_in_any_round_and_come_and_go():
     there = [client in turn.present for turn in found.turns for client in range(10)]
     assert 0.6 < np.mean(there) < 0.8
     assert all(set(turn.selected) <= set(turn.present) for turn in found.turns)
-    assert len({tuple(0 in turn.present for turn in found.turns)}) == 1
     assert any(0 in a.present and 0 not in b.present for a, b in zip(found.turns, found.turns[1:], strict=False))
 
 
@@ -345,7 +370,7 @@ def test_the_server_knows_no_calendar():
     calls = [Call(r, (0, 1) if r < 3 else (0, 1, 2), (0, 1) if r < 3 else (0, 1, 2)) for r in range(6)]
     assert all(call.told is None for call in calls)
     engine = Scripted(script)
-    rounds = list(run(server(), calls, engine, find("fbl"), FederationSpec(), 0, Watcher()))
+    rounds = list(run(server(), calls, engine, find("fbl"), "uniform", 0, Watcher()))
     spaces = [r.server.label_space.groups for r in rounds]
     assert spaces[1] == ((), ("a", "b"))
     assert spaces[2] == ((), ("a", "b"), ("c",))
@@ -383,14 +408,11 @@ def test_first_data_are_no_transition_and_later_ones_may_be(trainer):
     assert said == Sighting(0)
     assert memory.since == 0
     assert memory.evidence["images"] == 6
-    assert memory.score == memory.evidence["entropy"] or memory.score == pytest.approx(
-        memory.evidence["entropy"], abs=1e-6
-    )
     said, memory = ask(trainer, memory, range(6), (1, 2), 1)
     assert said == Sighting(0)
     said, memory = ask(trainer, replace(memory, epochs=4), range(4, 12), (3,), 2)
     assert said == Sighting(0, ("square",), True, 2)
-    assert (memory.since, memory.epochs) == (2, 0)
+    assert (memory.since, memory.epochs, memory.transitions) == (2, 0, 1)
     assert memory.evidence["missed"] == 1.0  # the model cannot know it
 
 
@@ -400,21 +422,35 @@ def test_a_newcomer_asks_for_the_model_that_knows_what_it_does_not(trainer):
     assert said == Sighting(0, (), False, 2)
     assert memory.since == 7
     said, _ = ask(trainer, Memory(), range(6), (1, 3), 7, space)
-    assert said == Sighting(0)  # its classes are the first: nothing to remember
+    assert said == Sighting(0)  # every group has a class of its own: nothing to remember
     said, _ = ask(trainer, Memory(), range(6), (4,), 7, space)
     assert said == Sighting(0, ("triangle",), False, 3)
+    said, _ = ask(trainer, Memory(), range(6), (1, 2), 7, space)
+    assert said == Sighting(0, (), False, 3)  # others have gone on: it must not unlearn what they know
+    said, _ = ask(trainer, Memory(), range(6), (1, 2), 0, LabelSpace(((), ("disc", "ring"))))
+    assert said == Sighting(0)
 
 
 def test_a_client_without_data_sees_nothing(trainer):
     assert ask(trainer, Memory(), (), (1,)) == (Sighting(0), Memory())
+    _, memory = ask(trainer, Memory(), range(6), (1,))
+    _, memory = ask(trainer, memory, (), ())
+    assert memory.evidence == {}  # what it saw before is not seen again
+    assert memory.since == 0
+
+
+def test_before_there_are_classes_a_client_only_says_what_it_holds(trainer):
+    said, memory = ask(trainer, Memory(), range(6), (2, 3), 0, LabelSpace(((),)))
+    assert said == Sighting(0, ("ring", "square"))
+    assert memory == Memory()
 
 
 def test_what_is_measured(trainer):
     """Against a slow loop over the pixels."""
-    _, memory = ask(trainer, Memory(), range(5), (2, 3))
+    _, memory = ask(trainer, Memory(), range(9), (2, 3))
     model = trainer.student.eval()
     entropies, missed = [], []
-    for i in range(5):
+    for i in range(9):
         image, mask = ScoredImages(DATA.train, 32)[i, "published"]
         from fiss.data.transforms import normalise
 
@@ -429,7 +465,7 @@ def test_what_is_measured(trainer):
             missed.append(np.mean(wrong))
     assert memory.evidence["entropy"] == pytest.approx(np.mean(entropies), abs=1e-5)
     assert memory.evidence["missed"] == pytest.approx(np.mean(missed), abs=1e-5)
-    assert memory.evidence["missed_error"] == pytest.approx(np.std(missed) / np.sqrt(len(missed)), abs=1e-5)
+    assert memory.evidence["missed_error"] == pytest.approx(np.std(missed, ddof=1) / np.sqrt(len(missed)), abs=1e-5)
     assert sum(memory.evidence["called"]) == pytest.approx(1, abs=1e-5)
     assert len(memory.evidence["called"]) == 3
 
@@ -455,7 +491,7 @@ def test_the_learning_rate_needs_no_schedule_from_outside(trainer):
         order = Order(0, round_, space, weights, teacher)
         for epoch in batches(order, site, Finetune(), trainer.spec):
             trainer.reader.ask(epoch)
-        return answer(order, Memory(since=since), site, Finetune(), trainer, Watcher())
+        return answer(order, Memory(since=since, transitions=1), site, Finetune(), trainer, Watcher())
 
     reply, memory = train(3, 3, None)
     assert reply.transition
@@ -484,7 +520,10 @@ def untold(tiny):
 def test_a_run_that_is_told_nothing(untold, tmp_path):
     folder = experiment.start(untold, tmp_path / "r", Watcher())
     rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
-    assert {len(r["probes"]) for r in rounds} <= set(range(6))
+    setup = prepare(untold, Watcher())
+    for record in rounds:
+        there = [c for c in setup.plan.turns[record["round"]].present if setup.site(record["round"], c).images]
+        assert [p["client"] for p in record["probes"]] == there
     assert sum(p["transition"] for r in rounds for p in r["probes"]) > 0
     last = scores[-1]["transitions"]
     assert last["recall"] == 1.0  # other images are seen at once
@@ -493,8 +532,12 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
     state = json.loads((folder.path / "state.json").read_text())
     kept = {p.stem for p in (folder.path / "weights").glob("before-*")}
     assert kept == {name for name in (*state["before"], *state["taught"].values()) if name}
-    setup = prepare(untold, Watcher())
-    assert {name for t in range(2) for name in setup.tasks.names(t)} >= set(scores[-1]["iou"]) - {"background"}
+    held = {
+        name for r in rounds for c in setup.plan.turns[r["round"]].present for name in setup.site(r["round"], c).names
+    }
+    assert set(scores[-1]["iou"]) - {"background"} == held
+    assert set(last["clients"]) >= {str(p["client"]) for r in rounds for p in r["probes"]}
+    assert scores[-1]["entropy"] > 0
 
 
 @pytest.mark.parametrize("step", [2, 9, 15])
@@ -554,6 +597,63 @@ def test_private_names_where_tasks_are_told(tiny, tmp_path):
     assert all(torch.equal(t, b.weights[k]) for k, t in a.weights.items())
     assert a.label_space.sizes == b.label_space.sizes
     assert not set(a.label_space.names) & set(b.label_space.names)
+
+
+def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
+    """What the experiment hands to the loop: no task, no number of tasks, no class, no key."""
+    given = {}
+
+    def spied(server, calls, engine, method, weighting, seed, watcher):
+        given.update(server=server, weighting=weighting, calls=[])
+
+        def seen():
+            for call in calls:
+                given["calls"].append(call)
+                yield call
+
+        return real(server, seen(), engine, method, weighting, seed, watcher)
+
+    real = experiment.run
+    monkeypatch.setattr(experiment, "run", spied)
+    experiment.start(replace(untold, federation=FederationSpec(private_names="k")), tmp_path / "r", Watcher())
+    start = given["server"]
+    assert start.label_space == LabelSpace(((),))
+    assert (start.teacher, start.before, start.taught) == (None, (None,), {})
+    assert {name for name in start.weights if "groups.1" in name} == set()
+    assert given["weighting"] == "uniform"
+    assert len(given["calls"]) == 6
+    assert all(call.told is None for call in given["calls"])
+    assert {field.name for field in fields(Call)} == {"round", "selected", "probed", "told"}
+
+
+def test_classes_one_by_one(untold, tmp_path):
+    """Every group has one class, and the first none."""
+    config = replace(untold, tasks=TaskSpec("disc; ring; square"), world=replace(untold.world, refresh=0.0))
+    for name in ("fbl", "fbl-reference", "lwf"):
+        folder = experiment.start(replace(config, method=find(name)), tmp_path / name, Watcher())
+        assert folder.finished()
+
+
+def test_mib_learns_a_class_that_its_teacher_knows_already():
+    """A client that meets a class after others has a teacher with that channel."""
+    from fiss.losses.distillation import unbiased_cross_entropy
+
+    logits = torch.zeros(1, 3, 1, 1, dtype=torch.float64, requires_grad=True)
+    unbiased_cross_entropy(logits.log_softmax(1), torch.full((1, 1, 1), 2, dtype=torch.uint8), 3).backward()
+    assert logits.grad.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+
+
+def test_own_classes_are_neither_old_nor_pseudo_labels():
+    from fiss.losses.compensation import exponents
+
+    assert exponents(5, 4, torch.device("cpu"), (2,)).tolist() == pytest.approx([1, 0.5, 1, 0.5, 1, 1])
+    teacher = torch.zeros(1, 4, 1, 4)
+    teacher[0, [0, 1, 2, 3], 0, [0, 1, 2, 3]] = 50.0  # sure of background, 1, 2, 3
+    output = Output(teacher, teacher, teacher, teacher, ())
+    space = LabelSpace(((), ("a", "b", "c"), ("d",)))
+    step = Step(torch.zeros(1, 1, 4, dtype=torch.uint8), output, output, space, 4, 0, {}, (2,))
+    labels, _ = replace(find("plop"), thresholds="constant").relabel(step)
+    assert labels.flatten().tolist() == [0, 1, 0, 3]  # its own mask says that there is no 2
 
 
 def test_a_base_is_refused_where_clients_have_to_have_seen_it(untold, tiny, tmp_path):

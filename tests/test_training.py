@@ -90,7 +90,7 @@ def test_a_new_task_starts_the_later_rate_and_forgets_the_epochs(model):
     _, memory = tell(order(model), range(8), model)
     reply, memory = tell(order(model, 1), range(8), model, memory=memory)
     assert reply.transition
-    assert memory == Memory(1, pytest.approx(0.001 * 0.8**0.9), 1, None, "task-0", since=0)
+    assert memory == Memory(1, pytest.approx(0.001 * 0.8**0.9), 1, "task-0", since=0)
 
 
 @pytest.mark.parametrize(
