@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fiss.errors import UserError
+from fiss.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from fiss.config import Config
@@ -46,6 +46,10 @@ def run_(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     base: Annotated[Path | None, typer.Option(help="Take the first task over from this run folder.")] = None,
     joint: Annotated[bool, typer.Option("--joint", help="Upper bound: one site, all images and labels.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="in-process, or flare: on NVIDIA FLARE's simulator, several clients at a time.")
+    ] = "in-process",
+    workers: Annotated[int, typer.Option(min=1, help="Clients at a time with --engine flare.")] = 2,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; must not hold a run. Default: runs/NAME, numbered.")
     ] = None,
@@ -56,9 +60,16 @@ def run_(
 
     config = choose(what, method, ablate or [], setting or [], seed, base, joint, monitor)
 
+    if engine not in ("in-process", "flare"):
+        raise unknown("engine", engine, ("in-process", "flare"))
     out = out or _free(Path("runs") / _name(config))
     with _display() as display:
-        _with_hint(lambda: experiment.start(config, out, display), out)
+        if engine == "flare":
+            from fiss import flaring
+
+            flaring.simulate(config, out, workers, display)
+        else:
+            _with_hint(lambda: experiment.start(config, out, display), out)
         _report([out], out / "report.html", display)
     _closing(out)
 
@@ -85,7 +96,6 @@ def eval_(
 
     from fiss import experiment
     from fiss.display import score_table
-    from fiss.errors import unknown
 
     chosen = tuple(view or ("published", "full"))
     for name in chosen:
@@ -224,23 +234,14 @@ def predict(
     classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
 ) -> None:
     """Segment new images: masks, and overlays with the classes' names."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from fiss import predict as predicting
     from fiss.data.dataset import files_by_stem
+    from fiss.display import prediction_table
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
     with _display() as display:
         records = predicting.write(predicting.load(model, device, classes), found, out, display)
-        table = Table(title=escape(str(out)), title_justify="left")
-        for head in ("image", "what is in it"):
-            table.add_column(head)
-        for record in records:
-            shares = sorted(record["shares"].items(), key=lambda item: -item[1])
-            text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
-            table.add_row(escape(Path(record["image"]).name), escape(text))
-        display.console.print(table)
+        display.console.print(prediction_table(records, str(out)))
 
 
 @app.command()
@@ -287,7 +288,6 @@ def table(
     """The paper's tables, our numbers beside the published ones."""
     from fiss import paper
     from fiss.display import show
-    from fiss.errors import unknown
 
     forms = ("terminal", "markdown", "csv")
     if form not in forms:

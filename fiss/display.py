@@ -1,6 +1,7 @@
 """What a person sees: bars that move on a terminal, plain lines elsewhere, tables at the end."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -160,6 +161,18 @@ def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
         names = max((r["iou"] for r in records), key=len)
         for name in names:
             row(name, [r["iou"].get(name) for r in records])
+    return table
+
+
+def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
+    """What was found in each image."""
+    table = Table(title=escape(title), title_justify="left")
+    for head in ("image", "what is in it"):
+        table.add_column(head)
+    for record in records:
+        shares = sorted(record["shares"].items(), key=lambda item: -item[1])
+        text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
+        table.add_row(escape(Path(record["image"]).name), escape(text))
     return table
 
 

@@ -1,6 +1,6 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -16,7 +16,7 @@ from fiss.data.transforms import View
 from fiss.data.world import Presence
 from fiss.engines.inprocess import InProcess
 from fiss.errors import UserError
-from fiss.federation.loop import Announcement, Call, Round, Server, run
+from fiss.federation.loop import Announcement, Call, Engine, Round, Server, run
 from fiss.federation.messages import Calendar, Memory, Snapshot
 from fiss.labels import LabelSpace
 from fiss.metrics import iou, summary, to_background
@@ -26,8 +26,16 @@ from fiss.training.evaluate import evaluate
 from fiss.training.fit import Trainer
 from fiss.watch import Watcher
 
+Connect = Callable[[Setup, Trainer, dict[int, Memory], Watcher], Engine]
+"""Makes the engine of a run."""
 
-def start(config: Config, out: Path, watcher: Watcher) -> RunFolder:
+
+def in_process(setup: Setup, trainer: Trainer, memories: dict[int, Memory], watcher: Watcher) -> Engine:
+    """All clients in this process."""
+    return InProcess(setup.site, setup.config.method, trainer, memories, watcher, setup.config.monitor)
+
+
+def start(config: Config, out: Path, watcher: Watcher, connect: Connect = in_process) -> RunFolder:
     """A new run in a new folder."""
     config = with_absolute_paths(config)
     if not config.base:
@@ -38,11 +46,11 @@ def start(config: Config, out: Path, watcher: Watcher) -> RunFolder:
     folder = RunFolder.create(out, config)
     with folder.locked():
         folder.write_splits(setup.splits())
-        _go_on(setup, folder, None, base, student, watcher)
+        _go_on(setup, folder, None, base, student, watcher, connect)
     return folder
 
 
-def resume(path: Path, watcher: Watcher) -> RunFolder:
+def resume(path: Path, watcher: Watcher, connect: Connect = in_process) -> RunFolder:
     """Go on with a run where its last finished round left it; to the same result as if it had never stopped."""
     folder = RunFolder.open(path)
     with folder.locked():
@@ -55,20 +63,21 @@ def resume(path: Path, watcher: Watcher) -> RunFolder:
         base = _base(setup) if setup.config.base and state is None else None
         label_space = state.server.label_space if state else setup.first_space
         student = setup.network(label_space, fresh=state is None and base is None)
-        _go_on(setup, folder, state, base, student, watcher)
+        _go_on(setup, folder, state, base, student, watcher, connect)
     return folder
 
 
 def _go_on(
-    setup: Setup, folder: RunFolder, state: State | None, base: Snapshot | None, student: Segmenter, watcher: Watcher
+    setup: Setup,
+    folder: RunFolder,
+    state: State | None,
+    base: Snapshot | None,
+    student: Segmenter,
+    watcher: Watcher,
+    connect: Connect,
 ) -> None:
     config = setup.config
     label_space = state.server.label_space if state else setup.first_space
-    teacher = setup.network(label_space) if config.method.needs_teacher else None
-    if config.training.compile:
-        student.compile()
-        if teacher is not None:
-            teacher.compile()
     if state is not None:
         load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
     elif base is not None:
@@ -78,9 +87,8 @@ def _go_on(
     next_round = state.next_round if state else 0
     if not student.taps:
         watcher.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
-    plain = None if setup.told else setup.plain_images
-    trainer = Trainer(student, teacher, setup.training_images, config.training, plain)
-    engine = InProcess(setup.site, config.method, trainer, memories, watcher, config.monitor)
+    trainer = make_trainer(setup, student)
+    engine = connect(setup, trainer, memories, watcher)
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
     began = monotonic()
     calls = _calls(setup, next_round, watcher)
@@ -95,6 +103,18 @@ def _go_on(
         name = f"task-{turn.task}" if ends else f"round-{turn.round:04d}"
         folder.commit(State(turn.round + 1, result.server, memories, done), name, config.keep)
         began = monotonic()
+
+
+def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
+    """What clients train with, around a network."""
+    config = setup.config
+    teacher = setup.network(setup.first_space) if config.method.needs_teacher else None
+    if config.training.compile:
+        student.compile()
+        if teacher is not None:
+            teacher.compile()
+    plain = None if setup.told else setup.plain_images
+    return Trainer(student, teacher, setup.training_images, config.training, plain)
 
 
 def _calls(setup: Setup, start: int, watcher: Watcher) -> Iterator[Call]:

@@ -23,7 +23,7 @@ LEVELS = [
     {"config"},
     {"presets", "checkpoint", "setup", "transitions"},
     {"experiment", "plots", "sweep", "tables"},
-    {"display", "paper", "timeline"},
+    {"display", "flaring", "paper", "timeline"},
     {"pictures"},
     {"predict", "report"},
     {"cli"},

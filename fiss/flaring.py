@@ -1,0 +1,130 @@
+"""The simulated experiment on NVIDIA FLARE's simulator: the same loop, the same clients, and FLARE between them.
+
+FLARE's server runs our loop with its checkpoints; its sites are workers that answer for the simulated clients, several
+at a time. The run folder is the one that any run leaves, and its bits are the same.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import sleep
+from typing import Any
+
+from fiss import experiment
+from fiss.checkpoint import RunFolder
+from fiss.config import Config, read_toml, to_toml
+from fiss.engines import wire
+from fiss.engines.wire import Packed
+from fiss.errors import UserError
+from fiss.federation.client import answer, batches, sight
+from fiss.federation.messages import Memory, Snapshot
+from fiss.setup import prepare, with_absolute_paths
+from fiss.watch import Watcher
+
+
+def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFolder:
+    """Start the run, or go on with it if it is there, with `workers` sites at a time."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
+    prepare(config, watcher)  # what is wrong with it is said here, and not in a log
+    with TemporaryDirectory(prefix="fiss-flare-") as folder:
+        place = Path(folder)
+        (place / "config.toml").write_text(to_toml(with_absolute_paths(config)), encoding="utf-8")
+        arguments = {"config": str(place / "config.toml")}
+        server = {"main": "fiss.flaring:server", "arguments": {**arguments, "out": str(out.absolute())}}
+        write_job(place / "job", server, {"main": "fiss.flaring:worker", "arguments": arguments})
+        (place / "work" / "local").mkdir(parents=True)  # FLARE builds no class that a site does not allow by name
+        allowed = {"format_version": 2, "components": [], "class_allow_list": ["fiss.engines.flare"]}
+        (place / "work" / "local" / "resources.json").write_text(json.dumps(allowed), encoding="utf-8")
+        words = ["-m", "nvflare.cli", "simulator", str(place / "job"), "-w", str(place / "work")]
+        words += ["-n", str(workers), "-t", str(workers)]
+        log = place / "log.txt"
+        variables = os.environ | {"PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *words], stdout=file, stderr=file, env=variables, start_new_session=True
+            )
+            try:
+                _follow(process, out, watcher)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its sites are processes of their own
+                process.wait()
+        if not (out / "state.json").is_file() or not RunFolder.open(out).finished():
+            kept = out.with_name(out.name + ".flare.log")
+            kept.write_bytes(log.read_bytes())
+            raise UserError(f"The run on FLARE did not finish; {kept} says why. Give the same command again to go on.")
+    return RunFolder.open(out)
+
+
+def _follow(process: "subprocess.Popen[bytes]", out: Path, watcher: Watcher) -> None:
+    """Tell of every score until the process has ended."""
+    told = 0
+    while True:
+        ended = process.poll() is not None
+        if (out / "state.json").is_file():
+            records = RunFolder.open(out).records("scores.jsonl")
+            for record in records[told:]:
+                watcher.scored(record)
+            told = len(records)
+        if ended:
+            return
+        sleep(0.3)
+
+
+def write_job(folder: Path, server: dict[str, Any], site: dict[str, Any]) -> None:
+    """A FLARE job: three small files."""
+    (folder / "app" / "config").mkdir(parents=True)
+    plain = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    relay = {"id": "relay", "path": "fiss.engines.flare.Relay", "args": server}
+    desk = {"tasks": ["fiss"], "executor": {"path": "fiss.engines.flare.Desk", "args": site}}
+    meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    for name, content in (
+        ("app/config/config_fed_server.json", {**plain, "workflows": [relay]}),
+        ("app/config/config_fed_client.json", {**plain, "executors": [desk]}),
+        ("meta.json", meta),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def server(carrier: Any, config: str, out: str) -> None:
+    """In FLARE's server: the experiment, its clients reached through the carrier."""
+    from fiss.engines.flare import Simulated
+
+    def connect(setup: Any, trainer: Any, memories: dict[int, Memory], watcher: Watcher) -> Any:
+        return Simulated(carrier, memories)
+
+    if (Path(out) / "config.toml").is_file():
+        experiment.resume(Path(out), Watcher(), connect)
+    else:
+        experiment.start(read_toml(Path(config)), Path(out), Watcher(), connect)
+
+
+def worker(config: str) -> Callable[[Packed], Packed]:
+    """At FLARE's sites: a function that answers for any simulated client."""
+    setup = prepare(read_toml(Path(config)), Watcher())
+    method, monitor = setup.config.method, setup.config.monitor
+    trainer = experiment.make_trainer(setup, setup.network(setup.first_space))
+    teachers: dict[str, Snapshot] = {}
+
+    def answered(packed: Packed) -> Packed:
+        if json.loads(packed.text)["kind"] == "probe":
+            probe, memory = wire.to_probe(packed)
+            site = setup.site(probe.round, probe.client)
+            sighting, memory = sight(probe, memory or Memory(), site, monitor, trainer)
+            return wire.from_sighting(sighting, memory)
+        order, memory = wire.to_order(packed, teachers)
+        site = setup.site(order.round, order.client)
+        for epoch in batches(order, site, method, trainer.spec):
+            trainer.reader.ask(epoch)
+        reply, memory = answer(order, memory or Memory(), site, method, trainer, Watcher())
+        return wire.from_reply(reply, memory)
+
+    return answered

@@ -1,0 +1,113 @@
+"""The same experiment on NVIDIA FLARE's simulator: real processes on this machine, the same bits."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_runs import result
+
+from fiss import experiment, flaring
+from fiss.checkpoint import RunFolder
+from fiss.engines import wire
+from fiss.errors import UserError
+from fiss.federation.messages import Calendar, Memory, Order, Probe, Reply, Sighting, Snapshot
+from fiss.labels import LabelSpace
+from fiss.methods import find
+from fiss.methods.monitors import MonitorSpec
+from fiss.watch import Watcher
+
+SPACE = LabelSpace(((), ("a", "b"), ("c",)))
+WEIGHTS = {"x": torch.randn(2, 3), "count": torch.tensor(7), "half": torch.randn(3).to(torch.float16)}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(t, b[k]) and t.dtype == b[k].dtype for k, t in a.items())
+
+
+def test_messages_travel_as_text_and_arrays():
+    memory = Memory(1, 0.01, 4, "before-0003", 3, 2, 99, {"entropy": 0.5, "called": [0.5, 0.5]}, {"last": 0.4})
+    probe, back = wire.to_probe(wire.from_probe(Probe(3, 5, SPACE, WEIGHTS), memory))
+    assert (probe.client, probe.round, probe.label_space, back) == (3, 5, SPACE, memory)
+    assert same(probe.weights, WEIGHTS)
+    for sighting in (Sighting(1), Sighting(2, ("c", "d"), True, 2)):
+        assert wire.to_sighting(wire.from_sighting(sighting)) == (sighting, None)
+    reply = Reply(4, 10, WEIGHTS, 5, 50, {"ce": 0.25}, {"pseudo_labels": [{"epoch": 0}]}, True)
+    again, _ = wire.to_reply(wire.from_reply(reply))
+    assert replace(again, weights={}) == replace(reply, weights={})
+    assert same(again.weights, WEIGHTS)
+
+
+def test_a_teacher_is_sent_once():
+    teacher = Snapshot("task-0", LabelSpace((("a",),)), {"x": torch.ones(2)})
+    order = Order(1, 2, SPACE, WEIGHTS, teacher, Calendar(1, 3))
+    packed = wire.from_order(order, with_teacher=False)
+    assert not any(name.startswith("teacher/") for name in packed.arrays)
+    known = {}
+    with pytest.raises(UserError, match="task-0 was not sent"):
+        wire.to_order(packed, known)
+    first, _ = wire.to_order(wire.from_order(order), known)
+    again, _ = wire.to_order(packed, known)
+    assert again.teacher is first.teacher
+    assert (again.calendar, again.label_space) == (order.calendar, SPACE)
+    assert wire.to_order(wire.from_order(replace(order, teacher=None, calendar=None)), known)[0].teacher is None
+
+
+def test_nothing_but_text_and_arrays():
+    for packed in (wire.from_order(Order(1, 2, SPACE, WEIGHTS, None)), wire.from_reply(Reply(4, 10, WEIGHTS))):
+        json.loads(packed.text)
+        assert all(type(array) is np.ndarray and array.dtype != object for array in packed.arrays.values())
+    with pytest.raises(UserError, match="kind order, got reply"):
+        wire.to_order(wire.from_reply(Reply(4, 10)), {})
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_same_bits_as_in_one_process(tiny, tmp_path, told):
+    pytest.importorskip("nvflare")
+    config = replace(tiny, method=find("fbl"))
+    if not told:
+        world = replace(tiny.world, lag=1, clients=4)
+        config = replace(config, world=world, monitor=MonitorSpec("misfit", probed="all"))
+    experiment.start(config, tmp_path / "plain", Watcher())
+    scores = []
+
+    class Hears(Watcher):
+        def scored(self, record):
+            scores.append(record["round"])
+
+    flaring.simulate(config, tmp_path / "flare", 2, Hears())
+    assert result(tmp_path / "flare") == result(tmp_path / "plain")
+    assert len(scores) == len(RunFolder(tmp_path / "plain").records("scores.jsonl"))
+
+
+def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("nvflare")
+    whole = experiment.start(tiny, tmp_path / "whole", Watcher())
+    real = flaring._follow
+
+    def stopped(process, out, watcher):
+        while not (out / "state.json").is_file():
+            if process.poll() is not None:
+                return
+        process.kill()
+        real(process, out, watcher)
+
+    monkeypatch.setattr(flaring, "_follow", stopped)
+    with pytest.raises(UserError, match="Give the same command again"):
+        flaring.simulate(tiny, tmp_path / "r", 1, Watcher())
+    assert (tmp_path / "r.flare.log").is_file()
+    monkeypatch.setattr(flaring, "_follow", real)
+    flaring.simulate(tiny, tmp_path / "r", 1, Watcher())
+    assert result(tmp_path / "r") == result(whole.path)
+
+
+def test_what_is_wrong_is_said_before_anything_starts(tiny, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="No VOC 2012"):
+        flaring.simulate(
+            replace(tiny, data=replace(tiny.data, name="voc", root=str(tmp_path))), tmp_path / "r", 1, Watcher()
+        )
+    monkeypatch.setattr(flaring.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'fiss\[flare\]'"):
+        flaring.simulate(tiny, tmp_path / "r", 1, Watcher())
+    assert not (tmp_path / "r").exists()
