@@ -302,45 +302,22 @@ def table(
 @app.command()
 def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.")] = "") -> None:
     """List the presets, or show one as TOML."""
-    from rich.console import Console
-    from rich.table import Table
-
     from fiss import presets as known
     from fiss.config import to_toml
+    from fiss.listings import preset_table
 
     if name:
         print(to_toml(known.find(name)), end="")
-        return
-    table = Table(title="fiss run PRESET", title_justify="left")
-    for head in ("preset", "what it is"):
-        table.add_column(head)
-    for key, make in known.PRESETS.items():
-        table.add_row(key, " ".join((make.__doc__ or "").split()))
-    Console().print(table)
+    else:
+        _print(preset_table())
 
 
 @app.command()
 def methods() -> None:
     """List the methods and their fields."""
-    from dataclasses import fields
+    from fiss.listings import method_table
 
-    from rich.console import Console
-    from rich.table import Table
-
-    from fiss.config import meanings
-    from fiss.methods import METHODS
-
-    table = Table(title="fiss run PRESET --method METHOD", title_justify="left", show_lines=True)
-    for head in ("method", "what it is", "fields (--set method.FIELD=VALUE)"):
-        table.add_column(head)
-    for key, make in METHODS.items():
-        method = make()
-        texts, plain = meanings(type(method)), method if key == method.name else METHODS[method.name]()
-        own = [f.name for f in fields(method) if method is plain or getattr(method, f.name) != getattr(plain, f.name)]
-        shown = "\n".join(f"{name} = {getattr(method, name)}: {texts.get(name, '')}" for name in own)
-        parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
-        table.add_row(key, " ".join((make.__doc__ or "").split()), shown + parts)
-    Console().print(table)
+    _print(method_table())
 
 
 @data.command("check")
@@ -416,25 +393,16 @@ def _report(runs: list[Path], out: Path, display: "Display") -> None:
 
 
 def _closing(out: Path) -> None:
+    from fiss.listings import closing
+
+    for line in closing(out):
+        _print(line)
+
+
+def _print(what: object) -> None:
     from rich.console import Console
-    from rich.markup import escape
 
-    from fiss.checkpoint import RunFolder
-    from fiss.display import score_table
-
-    console = Console()
-    ends = [r for r in RunFolder.open(out).records("scores.jsonl") if r["ends_task"]]
-    console.print(score_table(ends, out.name))
-    for name, what in (
-        ("config.toml", "the complete config, for `fiss run`"),
-        ("scores.jsonl", "every evaluation"),
-        ("rounds.jsonl", "every round: clients, losses, time"),
-        ("splits.json", "who held which images"),
-        ("state.json", "where the run stands, and the clients' memories"),
-        ("weights", "models after each task and the last rounds"),
-        ("report.html", "all of it on one page, for a browser"),
-    ):
-        console.print(f"{escape(str(out / name))}  [dim]{what}[/]", highlight=False, soft_wrap=True)
+    Console().print(what, highlight=False, soft_wrap=isinstance(what, str))
 
 
 def main() -> None:

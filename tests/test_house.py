@@ -24,7 +24,7 @@ LEVELS = [
     {"presets", "checkpoint", "setup", "transitions"},
     {"experiment", "plots", "sweep", "tables"},
     {"display", "flaring", "paper", "timeline"},
-    {"pictures"},
+    {"listings", "pictures"},
     {"predict", "report"},
     {"cli"},
     {"__main__"},
