@@ -330,25 +330,12 @@ def data_check(
     ],
 ) -> None:
     """Validate a data set: a table of what is in it, and every problem with its file."""
-    from rich.markup import escape
+    from fiss.listings import check_data
 
-    from fiss.data.index import all_problems, build, missing_classes
-    from fiss.data.sources import DataSpec, open_dataset, recognise
-    from fiss.display import data_table
-
-    dataset = open_dataset(DataSpec() if path == "shapes" else recognise(Path(path).expanduser()))
     with _display() as display:
-        for notice in dataset.notices:
-            display.notice(notice)
-        train, val = (build(split, dataset.classes, display) for split in (dataset.train, dataset.val))
-        for notice in missing_classes(dataset, train, val):
-            display.notice(notice)
-        display.console.print(data_table(dataset, train, val))
-        problems = all_problems(dataset, train, val)
-        for problem in problems:
-            display.console.print(f"[red]problem:[/] {escape(problem)}", highlight=False, soft_wrap=True)
+        problems = check_data(path, display)
     if problems:
-        raise UserError(f"{len(problems)} problem(s) in {path}.")
+        raise UserError(f"{problems} problem(s) in {path}.")
     display.console.print("no problems", style="green")
 
 

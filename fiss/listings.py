@@ -1,4 +1,4 @@
-"""Lists that people read at the command line: presets, methods, and what a run has left behind."""
+"""Lists that people read at the command line: presets, methods, a data set and its problems, what a run has left behind."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,7 +9,9 @@ from rich.table import Table
 
 from fiss.checkpoint import RunFolder
 from fiss.config import meanings
-from fiss.display import score_table
+from fiss.data.index import all_problems, build, missing_classes
+from fiss.data.sources import DataSpec, open_dataset, recognise
+from fiss.display import Display, data_table, score_table
 from fiss.methods import METHODS
 from fiss.presets import PRESETS
 
@@ -37,6 +39,21 @@ def method_table() -> Table:
         parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
         table.add_row(key, " ".join((make.__doc__ or "").split()), shown + parts)
     return table
+
+
+def check_data(path: str, display: Display) -> int:
+    """Print what is in a data set and what is wrong with it; gives the number of problems."""
+    dataset = open_dataset(DataSpec() if path == "shapes" else recognise(Path(path).expanduser()))
+    for notice in dataset.notices:
+        display.notice(notice)
+    train, val = (build(split, dataset.classes, display) for split in (dataset.train, dataset.val))
+    for notice in missing_classes(dataset, train, val):
+        display.notice(notice)
+    display.console.print(data_table(dataset, train, val))
+    problems = all_problems(dataset, train, val)
+    for problem in problems:
+        display.console.print(f"[red]problem:[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    return len(problems)
 
 
 def closing(out: Path) -> Iterator[Table | str]:
