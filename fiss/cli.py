@@ -10,7 +10,6 @@ import typer
 from fiss.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from fiss.config import Config
     from fiss.display import Display
 
 app = typer.Typer(
@@ -56,13 +55,13 @@ def run_(
 ) -> None:
     """Run an experiment: a federation that learns class after class."""
     from fiss import experiment
-    from fiss.presets import choose
+    from fiss.presets import choose, label
 
     config = choose(what, method, ablate or [], setting or [], seed, base, joint, monitor)
 
     if engine not in ("in-process", "flare"):
         raise unknown("engine", engine, ("in-process", "flare"))
-    out = out or _free(Path("runs") / _name(config))
+    out = out or _free(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
     with _display() as display:
         if engine == "flare":
             from fiss import flaring
@@ -337,12 +336,6 @@ def data_check(
     if problems:
         raise UserError(f"{problems} problem(s) in {path}.")
     display.console.print("no problems", style="green")
-
-
-def _name(config: "Config") -> str:
-    from fiss.presets import label
-
-    return f"{config.name}-{label(config)}-seed{config.seed}"
 
 
 def _free(path: Path) -> Path:

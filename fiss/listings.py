@@ -1,4 +1,4 @@
-"""Lists that people read at the command line: presets, methods, a data set and its problems, what a run has left behind."""
+"""Lists that people read at the command line: presets, methods, a data set and its problems, what a run leaves."""
 
 from collections.abc import Iterator
 from dataclasses import fields
