@@ -28,15 +28,16 @@ def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:
     """A run with that many clients, in this process."""
     torch.set_num_threads(1)
     preset = presets.shapes()
+    rounds = 1 if tiny or probed == "all" else 4
     world = WorldSpec(
-        clients=clients, joiners=clients // 10, per_round=4, rounds=1 if tiny else 4, class_ratio=0.7, sample_ratio=0.1
+        clients=clients, joiners=clients // 10, per_round=4, rounds=rounds, class_ratio=0.7, sample_ratio=0.1
     )
     data = replace(preset.data, shapes_train=90 if tiny else 600, shapes_val=4 if tiny else 40)
     training = replace(preset.training, epochs=1 if tiny else 2, device="cpu", threads=1)
     config = replace(preset, world=world, data=data, training=training)
     if probed != "nobody":
         monitor = MonitorSpec("misfit", probed=probed, sample=8)  # type: ignore[arg-type]
-        config = replace(config, world=replace(world, lag=0 if tiny else 1), monitor=monitor)
+        config = replace(config, world=replace(world, lag=min(1, rounds - 1)), monitor=monitor)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         out = experiment.start(config, Path(folder) / "run", Watcher()).path
