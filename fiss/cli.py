@@ -66,7 +66,7 @@ def run_(
         if engine == "flare":
             from fiss import flaring
 
-            flaring.simulate(config, out, workers, display)
+            _with_hint(lambda: flaring.simulate(config, out, workers, display), out)
         else:
             _with_hint(lambda: experiment.start(config, out, display), out)
         _report([out], out / "report.html", display)

@@ -23,7 +23,6 @@ from fiss.config import Config, read_toml, to_toml
 from fiss.engines import wire
 from fiss.engines.wire import Packed
 from fiss.errors import UserError
-from fiss.federation.client import answer, batches, sight
 from fiss.federation.messages import Memory, Snapshot
 from fiss.setup import prepare, with_absolute_paths
 from fiss.watch import Watcher
@@ -33,10 +32,13 @@ def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFo
     """Start the run, or go on with it if it is there, with `workers` sites at a time."""
     if importlib.util.find_spec("nvflare") is None:
         raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
+    config = with_absolute_paths(config)
+    if (out / "config.toml").is_file() and RunFolder.open(out).config() != config:
+        raise UserError(f"{out} holds a run with other settings; --out names another folder.")
     prepare(config, watcher)  # what is wrong with it is said here, and not in a log
     with TemporaryDirectory(prefix="fiss-flare-") as folder:
         place = Path(folder)
-        (place / "config.toml").write_text(to_toml(with_absolute_paths(config)), encoding="utf-8")
+        (place / "config.toml").write_text(to_toml(config), encoding="utf-8")
         arguments = {"config": str(place / "config.toml")}
         server = {"main": "fiss.flaring:server", "arguments": {**arguments, "out": str(out.absolute())}}
         write_job(place / "job", server, {"main": "fiss.flaring:worker", "arguments": arguments})
@@ -110,21 +112,20 @@ def server(carrier: Any, config: str, out: str) -> None:
 def worker(config: str) -> Callable[[Packed], Packed]:
     """At FLARE's sites: a function that answers for any simulated client."""
     setup = prepare(read_toml(Path(config)), Watcher())
-    method, monitor = setup.config.method, setup.config.monitor
     trainer = experiment.make_trainer(setup, setup.network(setup.first_space))
+    memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
+    clients = experiment.in_process(setup, trainer, memories, Watcher())
     teachers: dict[str, Snapshot] = {}
 
     def answered(packed: Packed) -> Packed:
         if json.loads(packed.text)["kind"] == "probe":
             probe, memory = wire.to_probe(packed)
-            site = setup.site(probe.round, probe.client)
-            sighting, memory = sight(probe, memory or Memory(), site, monitor, trainer)
-            return wire.from_sighting(sighting, memory)
+            memories[probe.client] = memory or Memory()
+            (sighting,) = clients.probe([probe])
+            return wire.from_sighting(sighting, memories.pop(probe.client))
         order, memory = wire.to_order(packed, teachers)
-        site = setup.site(order.round, order.client)
-        for epoch in batches(order, site, method, trainer.spec):
-            trainer.reader.ask(epoch)
-        reply, memory = answer(order, memory or Memory(), site, method, trainer, Watcher())
-        return wire.from_reply(reply, memory)
+        memories[order.client] = memory or Memory()
+        (reply,) = clients.ask([order])
+        return wire.from_reply(reply, memories.pop(order.client))
 
     return answered

@@ -100,6 +100,8 @@ def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypat
     monkeypatch.setattr(flaring, "_follow", real)
     flaring.simulate(tiny, tmp_path / "r", 1, Watcher())
     assert result(tmp_path / "r") == result(whole.path)
+    with pytest.raises(UserError, match="other settings"):  # and another run is not taken for this one
+        flaring.simulate(replace(tiny, seed=6), tmp_path / "r", 1, Watcher())
 
 
 def test_what_is_wrong_is_said_before_anything_starts(tiny, tmp_path, monkeypatch):

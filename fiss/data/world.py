@@ -153,7 +153,7 @@ class Plan:
 
     def stage(self, client: int, round_: int) -> Stage:
         """Where a site stands in a round."""
-        return next(stage for stage in reversed(self.stages[client]) if stage[0] <= round_)
+        return _stage_at(self.stages[client], round_)
 
     def stays(self, client: int, round_: int) -> bool:
         """Whether a site is still on the data of an earlier task while the calendar has gone on, and will stay so until
@@ -193,7 +193,7 @@ def make_plan(
         random = published if spec.split == "published" else stream(seed, "selection", round_)
         selected = random.sample(there, min(spec.per_round, len(there)))
         for client in selected:
-            own = _task_of(stages[client], round_)
+            own = _stage_at(stages[client], round_)[1]
             if (own, client) not in holdings:
                 holdings[own, client] = _published_draw(spec, classes.tasks[own], pools[own], presence, published)
         turns.append(Turn(round_, task, left, len(joined), tuple(selected), present=tuple(there)))
@@ -205,7 +205,7 @@ def make_plan(
                     holdings[task, client] = _published_draw(spec, classes.tasks[task], pools[task], presence, random)
         used = {(task, client) for client, own in stages.items() for _, task, _ in own}
     else:
-        used = {(_task_of(stages[client], turn.round), client) for turn in turns for client in turn.selected}
+        used = {(_stage_at(stages[client], turn.round)[1], client) for turn in turns for client in turn.selected}
     plan = Plan(tuple(turns), {key: holdings[key] for key in sorted(used)}, stages)
     return _refreshed(plan, spec, pools, presence, seed) if spec.refresh else plan
 
@@ -221,7 +221,7 @@ def _stages(spec: WorldSpec, tasks: int, seed: int) -> dict[int, tuple[Stage, ..
             if task == first and task > 0 and spec.join == "any":
                 late = stream(seed, "join", client).randrange(spec.rounds)
             elif task > first:
-                if _stays(spec, client, task, seed):
+                if spec.stay and stream(seed, "stay", client, task).random() < spec.stay:
                     continue
                 late = stream(seed, "lag", client, task).randint(0, spec.lag)
             own.append((task * spec.rounds + late, task, 0))
@@ -229,14 +229,8 @@ def _stages(spec: WorldSpec, tasks: int, seed: int) -> dict[int, tuple[Stage, ..
     return stages
 
 
-def _stays(spec: WorldSpec, client: int, task: int, seed: int) -> bool:
-    """Whether a site stays on its old data during a task; one that joins with it has none."""
-    first = 0 if client < spec.clients else 1 + (client - spec.clients) // spec.joiners
-    return task > first and spec.stay > 0 and stream(seed, "stay", client, task).random() < spec.stay
-
-
-def _task_of(stages: Sequence[Stage], round_: int) -> int:
-    return next(task for start, task, _ in reversed(stages) if start <= round_)
+def _stage_at(stages: Sequence[Stage], round_: int) -> Stage:
+    return next(stage for stage in reversed(stages) if stage[0] <= round_)
 
 
 def _refreshed(plan: Plan, spec: WorldSpec, pools: Sequence[NDArray[np.int64]], presence: Presence, seed: int) -> Plan:

@@ -20,11 +20,10 @@ class InProcess:
         trainer: Trainer,
         memories: dict[int, Memory],
         watcher: Watcher,
-        monitor: MonitorSpec | None = None,
+        monitor: MonitorSpec,
     ) -> None:
         self.site, self.method, self.trainer = site, method, trainer
-        self.monitor = monitor or MonitorSpec()
-        self.memories, self.watcher = memories, watcher
+        self.memories, self.watcher, self.monitor = memories, watcher, monitor
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Each client in turn."""
