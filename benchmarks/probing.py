@@ -16,7 +16,7 @@ def main() -> None:
     """Forward passes alone, with the confusion's argmax, and with entropy."""
     given = common.arguments(__doc__ or "")
     sizes, spec = Sizes(given.tiny), TrainingSpec()
-    model = network("finetune", sizes.tiny, False, False).eval()
+    model = network("finetune", sizes.tiny, False, False, "eager").eval()
     where = common.device()
     images = sizes.batches()[0].to(where).float().contiguous(memory_format=torch.channels_last)
     bare = common.seconds(plain_steps(sizes, False, 2), given.tiny) / 2

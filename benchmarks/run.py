@@ -81,7 +81,7 @@ def main() -> None:
             row |= {"seconds of later tasks": spent, "seconds in all": whole[name]}
             if given.data or given.tiny:
                 sizes = Sizes(given.tiny)
-                steps, _, _ = our_steps(sizes, name, given.compile, 5)
+                steps, _, _ = our_steps(sizes, name, "compiled" if given.compile else "eager", 5)
                 rate = 5 * sizes.batch / common.seconds(steps, given.tiny)
                 row |= {"images/s, step alone": rate, "x step alone": images / spent / rate}
             if name != "finetune":

@@ -2,6 +2,7 @@
 
 python benchmarks/step.py            # eager
 python benchmarks/step.py --compile  # both sides compiled
+python benchmarks/step.py --graphs   # ours with its launches recorded
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fiss import methods, presets
 from fiss.data.background import evaluation_table
 from fiss.labels import LabelSpace
+from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place
 from fiss.watch import Watcher
@@ -38,11 +40,13 @@ class Endless(Iterator[tuple[Tensor, Tensor]]):
 class Sizes:
     """How large everything is."""
 
-    def __init__(self, tiny: bool, classes: int = 21, old: int = 17) -> None:
-        self.tiny = tiny
+    def __init__(self, tiny: bool, classes: int = 21, old: int = 17, small: bool = False) -> None:
+        self.tiny, self.small = tiny, small
         gpu = torch.cuda.is_available() and not tiny
-        self.batch, self.side = (24, 512) if gpu else (4, 64)
+        self.batch, self.side = (24, 256 if small else 512) if gpu else (4, 64)
         network = presets.PUBLISHED_NETWORK if gpu else presets.SMALL_NETWORK
+        if gpu and small:
+            network = replace(network, encoder="resnet50")
         self.network: ModelSpec = replace(network, weights="none")
         names = tuple(f"class{i}" for i in range(1, classes))
         self.names, self.known = names, LabelSpace((names[: old - 1],))
@@ -88,25 +92,28 @@ def plain_steps(sizes: Sizes, compiled: bool, count: int = 1) -> Callable[[], ob
 
 
 @cache
-def network(kind: str, tiny: bool, taught: bool, compiled: bool) -> Segmenter:
+def network(kind: str, tiny: bool, small: bool, taught: bool, how: str) -> Segmenter:
     """The student, or the teacher, wired as the method of that name wants it; made when first asked for."""
-    sizes = Sizes(tiny)
+    sizes = Sizes(tiny, small=small)
     model = build(sizes.network, (sizes.known if taught else sizes.space).sizes, 0)
     methods.find(kind).wire(model)
-    if compiled:
+    if how.startswith("compiled"):
         model.compile()
-    return place(model, common.device())
+    place(model, common.device())
+    if how.endswith("recorded") and common.device().type == "cuda":
+        images = sizes.batches()[0].to(common.device()).float().contiguous(memory_format=torch.channels_last)
+        with autocast(TrainingSpec(), common.device()):
+            record(model, images, trains=not taught)
+    return model
 
 
-def our_steps(
-    sizes: Sizes, name: str, compiled: bool, count: int
-) -> tuple[Callable[[], object], Trainer, Segmenter | None]:
+def our_steps(sizes: Sizes, name: str, how: str, count: int) -> tuple[Callable[[], object], Trainer, Segmenter | None]:
     """Steps of `fit` with that method in the second task; also its trainer, and the teacher if it has one."""
     method = methods.find(name)
-    spec = TrainingSpec(batch=sizes.batch, epochs=1, compile=compiled)
+    spec = TrainingSpec(batch=sizes.batch, epochs=1)
     kind = "rcil" if name.startswith("rcil") else "finetune"
-    student = network(kind, sizes.tiny, False, compiled)
-    teacher = network(kind, sizes.tiny, True, compiled) if method.needs_teacher else None
+    student = network(kind, sizes.tiny, sizes.small, False, how)
+    teacher = network(kind, sizes.tiny, sizes.small, True, how) if method.needs_teacher else None
     trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]
     taught = trainer.teach(teacher.weights(), sizes.known.sizes) if teacher is not None else None
     lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), lambda step: 1e-3, [count], 0, False)
@@ -120,7 +127,8 @@ def our_steps(
 def main() -> None:
     """Time everything and report."""
     given = common.arguments(__doc__ or "", lambda p: _options(p))
-    sizes, count = Sizes(given.tiny), 1 if given.tiny else 5
+    sizes, count = Sizes(given.tiny, small=given.small), 1 if given.tiny else 5
+    how = " and ".join(["compiled"] * given.compile + ["recorded"] * given.graphs) or "eager"
     rows: list[dict[str, Any]] = []
     bare = plain_steps(sizes, given.compile, count)
     with FlopCounterMode(display=False) as counter:
@@ -139,7 +147,6 @@ def main() -> None:
         }
     )
     del bare
-    how = "compiled" if given.compile else "eager"
     notes = {
         "batch": sizes.batch,
         "side": sizes.side,
@@ -147,10 +154,12 @@ def main() -> None:
         "flops of a step": flops,
         **limit,
     }
-    command = "python benchmarks/step.py" + (" --compile" if given.compile else "")
+    options = [f" --{name}" for name in ("compile", "graphs", "small") if getattr(given, name)]
+    command = "python benchmarks/step.py" + "".join(options)
+    title = f"training step, {how}" + (", small" if given.small else "")
     finetune, finetune_gib = 0.0, None
     for name in given.methods:
-        steps, trainer, teacher = our_steps(sizes, name, given.compile, count)
+        steps, trainer, teacher = our_steps(sizes, name, how, count)
         spent = common.seconds(steps, given.tiny) / count
         gib = common.peak_gib(steps)
         row = {"step": name, "ms": 1000 * spent, "images/s": sizes.batch / spent, "x bare": spent / base, "GiB": gib}
@@ -172,11 +181,13 @@ def main() -> None:
         del steps, trainer, teacher
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        common.report(f"training step, {how}", command, given, rows, notes)  # after every row: a run may be cut off
+        common.report(title, command, given, rows, notes)  # after every row: a run may be cut off
 
 
 def _options(parser: Any) -> None:
     parser.add_argument("--compile", action="store_true", help="both sides compiled")
+    parser.add_argument("--graphs", action="store_true", help="the launches of our networks recorded")
+    parser.add_argument("--small", action="store_true", help="ResNet-50 at 256 x 256, as in the small presets")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="which methods, finetune first")
 
 

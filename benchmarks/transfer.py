@@ -36,7 +36,7 @@ def main() -> None:
     ]
     for row in rows:
         row["GB/s"] = size / 1e9 / row["seconds"]
-    steps, _, _ = our_steps(sizes, "finetune", False, 5)
+    steps, _, _ = our_steps(sizes, "finetune", "eager", 5)
     notes = {
         "model bytes": size,
         "bytes each way, per client and round": len(packed),

@@ -32,7 +32,7 @@ from fiss.models.classifier import Weights
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
 NEWER: dict[str, tuple[str, ...]] = {
-    "training": ("compile", "later_epochs", "horizon", "least_rate"),
+    "training": ("compile", "graphs", "later_epochs", "horizon", "least_rate"),
     "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
     "federation": ("private_names",),
     "monitor": (),

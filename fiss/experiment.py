@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import torch
 
 from fiss import transitions
 from fiss.checkpoint import RunFolder, State
@@ -20,10 +21,11 @@ from fiss.federation.loop import Announcement, Call, Engine, Round, Server, run
 from fiss.federation.messages import Calendar, Memory, Snapshot
 from fiss.labels import LabelSpace
 from fiss.metrics import iou, summary, to_background
+from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.setup import Setup, prepare, with_absolute_paths
 from fiss.training.evaluate import evaluate
-from fiss.training.fit import Trainer
+from fiss.training.fit import Trainer, autocast
 from fiss.watch import Watcher
 
 Connect = Callable[[Setup, Trainer, dict[int, Memory], Watcher], Engine]
@@ -109,10 +111,16 @@ def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
     """What clients train with, around a network."""
     config = setup.config
     teacher = setup.network(setup.first_space) if config.method.needs_teacher else None
-    if config.training.compile:
-        student.compile()
-        if teacher is not None:
-            teacher.compile()
+    for network in (student, teacher):
+        if network is None:
+            continue
+        if config.training.compile:
+            network.compile()
+        if config.training.graphs and setup.device.type == "cuda":
+            size = (config.training.batch, 3, config.augment.crop, config.augment.crop)
+            images = torch.zeros(size, device=setup.device).contiguous(memory_format=torch.channels_last)
+            with autocast(config.training, setup.device):
+                record(network, images, trains=network is student)
     plain = None if setup.told else setup.plain_images
     return Trainer(student, teacher, setup.training_images, config.training, plain)
 

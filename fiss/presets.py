@@ -101,7 +101,7 @@ def _small(config: Config, later_epochs: int = 0) -> Config:
         model=replace(config.model, encoder="resnet50"),
         augment=replace(config.augment, crop=256),
         evaluation=replace(config.evaluation, size=256),
-        training=replace(config.training, later_epochs=later_epochs),
+        training=replace(config.training, later_epochs=later_epochs, graphs=True),
     )
 
 

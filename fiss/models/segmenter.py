@@ -25,6 +25,8 @@ from fiss.models.classifier import Classifier, Weights
 from fiss.models.output import Output
 
 Option = str | int | float | bool | tuple[int, ...]
+Trunk = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+"""From images to the decoder's output, the encoder's, and its stages."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Segmenter(nn.Module):
         self.features: int = network.segmentation_head[0].in_channels
         self.divisor: int = self.encoder.output_stride if network.requires_divisible_input_shape else 1
         self.classifier = Classifier(self.features, sizes)
-        self._trunk: Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]] = self.trunk
+        self.runs_with: Trunk = self.trunk
+        """What computes the trunk: itself, compiled, or a record of it."""
         self.taps: list[_Tap] = []
         depth = int(self.encoder._depth)
         layers = [f"layer{i}" for i in range(1, 5)]
@@ -89,7 +92,7 @@ class Segmenter(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Output:
         """Images whose sides are multiples of `divisor`."""
-        decoded, encoded, stages = self._trunk(images_BCHW)
+        decoded, encoded, stages = self.runs_with(images_BCHW)
         small = self.classifier(decoded)
         logits = enlarge(small, images_BCHW.shape[-2:])
         return Output(logits, small, decoded, encoded, stages)
@@ -103,7 +106,7 @@ class Segmenter(nn.Module):
 
     def compile(self) -> None:
         """Let torch.compile make one program of the trunk, when it first runs."""
-        self._trunk = torch.compile(self.trunk)
+        self.runs_with = torch.compile(self.trunk)
 
     def load(self, weights: Weights, sizes: Sequence[int]) -> None:
         """Take over weights, the classifier first brought to `sizes`."""

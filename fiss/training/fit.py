@@ -52,6 +52,9 @@ class TrainingSpec:
     compile: bool = False
     """torch.compile of the network below its classifier: takes minutes once, for long runs of a large network on a
     GPU."""
+    graphs: bool = False
+    """On a GPU, record the network's kernels once and replay them: for images so small that launching takes longer
+    than computing."""
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0

@@ -1,0 +1,93 @@
+"""What only a GPU can show; everything else is tested without one."""
+
+import pytest
+import torch
+from torch import nn
+
+from fiss.models.graphs import record
+from fiss.models.segmenter import Segmenter, build
+from fiss.presets import SMALL_NETWORK
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def network(device: str = "cpu") -> Segmenter:
+    return build(SMALL_NETWORK, (4,), 1).to(device).to(memory_format=torch.channels_last)
+
+
+def pictures(device: str, side: int = 64, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 3, side, side, generator=generator).to(device).contiguous(memory_format=torch.channels_last)
+
+
+def descend(model: Segmenter, device: str, sides: tuple[int, ...]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for number, side in enumerate(sides):
+        optimizer.zero_grad(set_to_none=True)
+        output = model.train()(pictures(device, side, number))
+        (output.logits_BCHW.square().mean() + output.stages[1].square().mean()).backward()
+        optimizer.step()
+
+
+@on_gpu
+def test_training_by_the_record_is_training() -> None:
+    images, results = pictures("cuda"), []
+    for recorded in (False, True):
+        model = network("cuda")
+        if recorded:
+            record(model, images, trains=True)
+        descend(model, "cuda", (64, 64, 96, 64))
+        results.append(model.weights())
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(results[1][name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@on_gpu
+def test_a_recorded_teacher_follows_its_weights() -> None:
+    teacher, plain = network("cuda").eval(), network("cuda").eval()
+    with torch.autocast("cuda", torch.bfloat16):
+        record(teacher, pictures("cuda"), trains=False)
+    descend(other := network("cuda"), "cuda", (64, 64))
+    for model in (teacher, plain):
+        model.load(other.weights(), (4,))
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        for seed in (1, 2):
+            ours, theirs = teacher(pictures("cuda", seed=seed)), plain(pictures("cuda", seed=seed))
+            torch.testing.assert_close(ours.logits_BCHW, theirs.logits_BCHW)
+            torch.testing.assert_close(ours.stages[0], theirs.stages[0])
+
+
+def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: recording is replaced by something that runs the network, as recording does, and counts."""
+    replays: list[torch.Size] = []
+
+    def recording(below: nn.Module, images: tuple[torch.Tensor], allow_unused_input: bool) -> object:
+        below(*images)
+
+        def replay(given: torch.Tensor) -> object:
+            replays.append(given.shape)
+            return below(given)
+
+        return replay
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", recording)
+    model, images = network(), pictures("cpu", 32)
+    before = model.weights()
+    record(model, images, trains=True)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.weights().items())
+    expected = network().train()(images).logits_BCHW
+    assert torch.equal(model.train()(images).logits_BCHW, expected)
+    assert len(replays) == 1
+    model.train()(pictures("cpu", 64))
+    model.eval()(images)
+    model.train()
+    with torch.no_grad():
+        model(images)
+    next(model.encoder.parameters()).requires_grad_(False)
+    model(images)
+    next(module for module in model.decoder.modules() if isinstance(module, nn.BatchNorm2d)).eval()
+    next(model.encoder.parameters()).requires_grad_(True)
+    model(images)
+    assert len(replays) == 1
+    model.train()(images)
+    assert len(replays) == 2
