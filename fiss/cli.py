@@ -39,7 +39,7 @@ def run_(
     monitor: Annotated[
         str,
         typer.Option(
-            help="How sites notice new classes: told, oracle, names, entropy, reference, images, misfit, never."
+            help="How sites notice classes: told, oracle, names, entropy, reference, images, misfit, features, never."
         ),
     ] = "",
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,

@@ -121,8 +121,10 @@ def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
             images = torch.zeros(size, device=setup.device).contiguous(memory_format=torch.channels_last)
             with autocast(config.training, setup.device):
                 record(network, images, trains=network is student)
-    plain = None if setup.told else setup.plain_images
-    return Trainer(student, teacher, setup.training_images, config.training, plain)
+    if setup.told:
+        return Trainer(student, teacher, setup.training_images, config.training)
+    yardstick = setup.network(setup.first_space, fresh=True)  # as it was before any training; each site has its own
+    return Trainer(student, teacher, setup.training_images, config.training, setup.plain_images, yardstick)
 
 
 def _calls(setup: Setup, start: int, watcher: Watcher) -> Iterator[Call]:

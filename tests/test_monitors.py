@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,19 +15,19 @@ from test_runs import KillAtStep, die_in_fsync, killed, result
 from fiss import experiment, presets, report, tables, transitions
 from fiss.checkpoint import RunFolder
 from fiss.data.sources import DataSpec, open_dataset
-from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
+from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
 from fiss.data.world import TaskSpec, WorldSpec, make_plan
 from fiss.display import score_table
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
-from fiss.federation.client import Site, answer, batches, probe_images, sight
+from fiss.federation.client import Site, answer, batches, sample, sight
 from fiss.federation.loop import Call, Server, run, take_note
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting, Snapshot
 from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
 from fiss.methods.base import Step
 from fiss.methods.finetune import Finetune
-from fiss.methods.monitors import RULES, Evidence, MonitorSpec, judge
+from fiss.methods.monitors import RULES, Evidence, Looks, MonitorSpec, chance, judge
 from fiss.models.output import Output
 from fiss.models.segmenter import build
 from fiss.setup import prepare, private
@@ -393,7 +394,8 @@ def trainer():
     model = build(TINY_NETWORK, (1, 2), 0)
     spec = TrainingSpec(epochs=1, batch=4, device="cpu", first_rate=0.1, later_rate=0.01, horizon=2, least_rate=0.2)
     plain = Reader(ScoredImages(DATA.train, 32), 0, False)
-    return Trainer(model, None, Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), spec, plain)
+    reader, yardstick = Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), build(TINY_NETWORK, (1,), 5)
+    return Trainer(model, None, reader, spec, plain, yardstick)
 
 
 def ask(trainer, memory, images, labelled, round_=0, space=None, name="images"):
@@ -452,8 +454,6 @@ def test_what_is_measured(trainer):
     entropies, missed = [], []
     for i in range(9):
         image, mask = ScoredImages(DATA.train, 32)[i, "published"]
-        from fiss.data.transforms import normalise
-
         with torch.no_grad():
             p = model(normalise(image[None])).logits_BCHW.double().softmax(1)[0]
         ids = mask.long()
@@ -470,13 +470,96 @@ def test_what_is_measured(trainer):
     assert len(memory.evidence["called"]) == 3
 
 
+def test_what_images_look_like(trainer):
+    """Against a slow loop over the pixels, and told apart only by other images."""
+    _, memory = ask(trainer, Memory(), range(9), (2, 3))
+    rows = []
+    for i in range(9):
+        image, mask = ScoredImages(DATA.train, 32)[i, "published"]
+        own = (mask == 2) | (mask == 3)
+        if not own.any():
+            continue
+        with torch.no_grad():
+            output = trainer.yardstick.eval()(normalise(image[None]))
+        row = []
+        for stage, features in enumerate((*output.stages, output.encoded_BDhw)):
+            depth, height, width = features.shape[1:]
+            step = 32 // height
+            mean, whole = np.zeros(depth), 0.0
+            for y in range(height):
+                for x in range(width):
+                    share = float(own[y * step : (y + 1) * step, x * step : (x + 1) * step].double().mean())
+                    mean += share * features[0, :, y, x].double().numpy()
+                    whole += share
+            mean /= whole
+            mean /= np.sqrt(np.mean(mean**2))
+            signs = torch.randint(0, 2, (depth, 64), generator=torch.Generator().manual_seed(stage)) * 2 - 1
+            row += [sum(mean[d] * int(signs[d, k]) for d in range(depth)) / np.sqrt(depth) for k in range(64)]
+        rows.append(row)
+    assert memory.looks["images"] == len(rows) > 3
+    assert memory.looks["mean"] == pytest.approx(np.mean(rows, 0), abs=1e-4)
+    assert memory.looks["variance"] == pytest.approx(np.var(rows, 0, ddof=1), abs=1e-4)
+    assert memory.evidence["chance"] == 1.0
+    _, later = ask(trainer, memory, range(9), (2, 3), 1)
+    assert (later.evidence["chance"], later.looks) == (1.0, memory.looks)
+    _, later = ask(trainer, memory, range(12, 24), (2, 3), 1)
+    new = Looks(**later.looks)
+    assert later.evidence["chance"] == pytest.approx(chance(Looks(**memory.looks), new), abs=1e-6)
+    assert new.mean != tuple(memory.looks["mean"])
+
+
+def test_the_chance_is_welchs(trainer):
+    """One feature, five and seven images; the tail of Student's distribution by adding up its density."""
+    a, b = np.array([1.0, 2.0, 4.0, 3.0, 2.5]), np.array([6.0, 3.5, 5.0, 8.0, 4.0, 5.5, 6.5])
+    parts = a.var(ddof=1) / 5, b.var(ddof=1) / 7
+    t = (b.mean() - a.mean()) / np.sqrt(sum(parts))
+    df = sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 6)
+    x = np.linspace(t, t + 400, 4_000_001)
+    density = (
+        math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
+        / np.sqrt(df * np.pi)
+        * (1 + x**2 / df) ** (-(df + 1) / 2)
+    )
+    exact = 2 * float(np.trapezoid(density, x))
+    looks = [Looks(len(v), (float(v.mean()),), (float(v.var(ddof=1)),)) for v in (a, b)]
+    assert chance(*looks) == pytest.approx(exact, rel=0.02)
+    two = [replace(one, mean=one.mean * 2, variance=one.variance * 2) for one in looks]
+    assert chance(*two) == pytest.approx(2 * chance(*looks))
+    assert chance(looks[0], looks[0]) == 1.0
+    assert chance(looks[0], Looks(1, (), ())) == 1.0
+
+
+def test_features_fire_by_chance_as_rarely_as_they_say():
+    draw, false, seen_ = np.random.default_rng(0), 0, 0
+    for _ in range(600):
+        groups = [draw.normal(size=(30, 20)) @ np.diag(np.linspace(0.1, 3, 20)) for _ in range(3)]
+        groups[2][:, 3] += 1.0 * np.linspace(0.1, 3, 20)[3] * 1.5
+        old, same, other = (Looks(30, tuple(g.mean(0)), tuple(g.var(0, ddof=1))) for g in groups)
+        false += chance(old, same) <= 0.01
+        seen_ += chance(old, other) <= 0.01
+    assert false <= 12
+    assert seen_ >= 570
+
+
+def test_features_need_other_images():
+    odd = seen(chance=0.001, changed=True)
+    assert fires("features", seen(), odd, replace(odd, changed=False), replace(odd, chance=0.02)) == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert fires("features", odd, level=0.0001) == [False]
+    with pytest.raises(UserError, match="compared"):
+        MonitorSpec("features", compared=1)
+
+
 def test_a_sample_stays_the_same_while_the_data_do():
     site = Site(DATA.classes, range(20), (1,), 0)
-    spec = MonitorSpec(sample=5)
-    assert probe_images(3, site, spec) == probe_images(3, site, spec)
-    assert len(set(probe_images(3, site, spec))) == 5
-    assert probe_images(4, site, spec) != probe_images(3, site, spec)
-    assert probe_images(3, site, MonitorSpec()) == range(20)
+    assert sample(3, site, 5) == sample(3, site, 5)
+    assert len(set(sample(3, site, 5))) == 5
+    assert sample(4, site, 5) != sample(3, site, 5)
+    assert sample(3, site, 0) == range(20)
 
 
 def test_the_learning_rate_needs_no_schedule_from_outside(trainer):

@@ -19,11 +19,11 @@ from fiss.data.background import training_table
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.methods.monitors import MonitorSpec, judge
+from fiss.methods.monitors import Looks, MonitorSpec, chance, judge
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
-from fiss.training.probe import UNKNOWN, look
+from fiss.training.probe import UNKNOWN, features, look
 from fiss.training.schedule import rate_at, rate_in_round
 from fiss.watch import Watcher
 
@@ -52,11 +52,11 @@ class Site:
         return tuple(self.classes[i - 1] for i in self.labelled)
 
 
-def probe_images(client: int, site: Site, spec: MonitorSpec) -> Sequence[int]:
-    """The images it looks at: all, or a sample that stays the same as long as what it holds does."""
-    if not spec.sample or spec.sample >= len(site.images):
+def sample(client: int, site: Site, count: int) -> Sequence[int]:
+    """The images it looks at: all (0), or a sample that stays the same as long as what it holds does."""
+    if not count or count >= len(site.images):
         return site.images
-    return sorted(stream(site.seed, "probe", client).sample(list(site.images), spec.sample))
+    return sorted(stream(site.seed, "probe", client).sample(list(site.images), count))
 
 
 def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer) -> tuple[Sighting, Memory]:
@@ -70,17 +70,25 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     newcomer = memory.since < 0
     assert trainer.plain is not None
     student = trainer.show(probe.weights, space.sizes)
-    images = probe_images(probe.client, site, spec)
-    seen = look(student, trainer.plain, images, probe_table(site, space), trainer.spec.batch, trainer.spec)
+    table, batch = probe_table(site, space), trainer.spec.batch
+    seen = look(student, trainer.plain, sample(probe.client, site, spec.sample), table, batch, trainer.spec)
+    changed, looks, chance_ = not newcomer and held != memory.held, memory.looks, 1.0
+    if newcomer or changed:
+        assert trainer.yardstick is not None
+        compared = sample(probe.client, site, spec.compared)
+        new = features(trainer.yardstick, trainer.plain, compared, table, batch, trainer.spec)
+        chance_ = chance(Looks(**looks), new) if looks else 1.0
+        looks = _plain(asdict(new))
     now = replace(
         seen,
         lacks=bool(missing),
-        changed=not newcomer and held != memory.held,
+        changed=changed,
+        chance=chance_,
         transitions=site.transitions,
         task=site.task,
     )
     fired, notes = judge(spec, now, memory.notes)
-    memory = replace(memory, held=held, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
+    memory = replace(memory, held=held, looks=looks, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
         return Sighting(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)
     if not fired:

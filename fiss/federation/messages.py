@@ -110,5 +110,7 @@ class Memory:
     """Checksum of the images it held at its last probe."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """What it measured at its last probe."""
+    looks: Mapping[str, Any] = field(default_factory=dict)
+    """What those images look like."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Its monitor's own."""

@@ -1,6 +1,7 @@
 """Monitors: how a client notices by itself that it holds classes it never held before.
 
-At a probe the client looks at its own data with the global model and gets `Evidence`. A monitor is a rule from the
+At a probe the client looks at its own data with the global model, and at new images also with a network that never
+changes, and gets `Evidence`. A monitor is a rule from the
 evidence and its own notes to yes or no, and to new notes; the notes stay in the client's memory. Only `told`, `oracle`
 and `reference` are given what a simulation knows and a real client does not.
 """
@@ -10,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from fiss.errors import UserError
 
 Notes = Mapping[str, Any]
-Name = Literal["told", "oracle", "names", "entropy", "reference", "images", "misfit", "never"]
+Name = Literal["told", "oracle", "names", "entropy", "reference", "images", "misfit", "features", "never"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class MonitorSpec:
     holds a new class (in a world that is not synchronous, told means this); names: the label space lacks a class it
     holds; entropy: as the paper says, its mean entropy rises by tau or more; reference: the same with the published
     code's resets, which always fire; images: it holds other images than before; misfit: other images, and the global
-    model contradicts their labels more than those before, or calls what is labelled something else; never."""
+    model contradicts their labels more than those before, or calls what is labelled something else; features: other
+    images, and what is labelled in them looks otherwise than before; never."""
     probed: Literal["selected", "all"] = "selected"
     """Who is probed in a round: the clients that are to train, or everyone there."""
     sample: int = 0
@@ -38,11 +42,39 @@ class MonitorSpec:
     """The rise must also be so many times its standard error (misfit)."""
     shift: float = 0.5
     """Or so large a share of its labelled pixels is called by channels that were not called so before (misfit)."""
+    compared: int = 256
+    """Images whose look is compared whenever a client's images change; fewer show less (features)."""
+    level: float = 0.01
+    """How unlikely the difference must be if nothing were new (features)."""
 
     def __post_init__(self) -> None:
-        for key in ("sample", "tau", "rise", "sigmas", "shift"):
+        for key in ("sample", "tau", "rise", "sigmas", "shift", "level"):
             if getattr(self, key) < 0:
                 raise UserError(f"monitor.{key} = {getattr(self, key)}: must be 0 or more.")
+        if self.compared < 2:
+            raise UserError(f"monitor.compared = {self.compared}: must be 2 or more.")
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a client's labelled pixels look like: features of each image, their mean and variance over the images."""
+
+    images: int
+    mean: tuple[float, ...]
+    variance: tuple[float, ...]
+
+
+def chance(old: Looks, new: Looks) -> float:
+    """How likely so large a difference would be if both were drawn from the same images: Welch's test of every
+    feature, the smallest probability times their number (Bonferroni)."""
+    if min(old.images, new.images) < 2:
+        return 1.0
+    parts = [np.asarray(looks.variance) / looks.images for looks in (old, new)]
+    both = np.maximum(parts[0] + parts[1], 1e-12)
+    t = (np.asarray(new.mean) - np.asarray(old.mean)) / np.sqrt(both)
+    freedom = both**2 / np.maximum(parts[0] ** 2 / (old.images - 1) + parts[1] ** 2 / (new.images - 1), 1e-24)
+    normal = np.sqrt(freedom * np.log1p(t**2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)  # Wallace, 1959
+    return min(1.0, len(t) * math.erfc(float(normal.max()) / math.sqrt(2)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,8 @@ class Evidence:
     """Whether the label space lacks a class it holds."""
     changed: bool = False
     """Whether it holds other images than at its last probe."""
+    chance: float = 1.0
+    """How likely these would look so much unlike those, if nothing were new."""
     transitions: int = 0
     """True transitions of the client so far; only a simulation knows."""
     task: int = 0
@@ -110,6 +144,10 @@ def _misfit(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes
     return contradicted or renamed, kept
 
 
+def _features(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
+    return now.changed and now.chance <= spec.level, {}
+
+
 def _never(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
     return False, {}
 
@@ -122,6 +160,7 @@ RULES: dict[Name, Rule] = {
     "reference": _reference,
     "images": _images,
     "misfit": _misfit,
+    "features": _features,
     "never": _never,
 }
 

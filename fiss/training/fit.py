@@ -158,8 +158,10 @@ class Trainer:
         reader: Reader,
         spec: TrainingSpec,
         plain: Reader | None = None,
+        yardstick: Segmenter | None = None,
     ) -> None:
         self.plain = plain  # reads images that are looked at and not trained on
+        self.yardstick = yardstick  # a network that never changes, to compare images with
         self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
         self.device = next(student.parameters()).device
         self._taught_by: Weights | None = None
