@@ -34,7 +34,7 @@ LOGS = ("rounds.jsonl", "scores.jsonl")
 NEWER: dict[str, tuple[str, ...]] = {
     "training": ("compile", "graphs", "later_epochs", "horizon", "least_rate"),
     "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
-    "federation": ("private_names",),
+    "federation": ("private_names", "largest", "quorum", "patience", "transfer"),
     "monitor": (),
 }
 """Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""

@@ -34,7 +34,9 @@ Connect = Callable[[Setup, Trainer, dict[int, Memory], Watcher], Engine]
 
 def in_process(setup: Setup, trainer: Trainer, memories: dict[int, Memory], watcher: Watcher) -> Engine:
     """All clients in this process."""
-    return InProcess(setup.site, setup.config.method, trainer, memories, watcher, setup.config.monitor)
+    config = setup.config
+    transfer = config.federation.transfer
+    return InProcess(setup.site, config.method, trainer, memories, watcher, config.monitor, transfer)
 
 
 def start(config: Config, out: Path, watcher: Watcher, connect: Connect = in_process) -> RunFolder:
@@ -94,7 +96,11 @@ def _go_on(
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
     began = monotonic()
     calls = _calls(setup, next_round, watcher)
-    for result in run(server, calls, engine, config.method, config.federation.weighting, config.seed, watcher):
+    spec = config.federation
+    for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
+        if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
+            reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
+            raise UserError(f"Every update of this round was refused, the model stays as it was before it. {reasons}")
         turn = setup.plan.turns[result.call.round]
         folder.append("rounds.jsonl", _round_record(setup, result, memories, monotonic() - began))
         ends = turn.rounds_left == 1

@@ -101,7 +101,7 @@ def server(carrier: Any, config: str, out: str) -> None:
     from fiss.engines.flare import Simulated
 
     def connect(setup: Any, trainer: Any, memories: dict[int, Memory], watcher: Watcher) -> Any:
-        return Simulated(carrier, memories)
+        return Simulated(carrier, memories, setup.config.federation.transfer)
 
     if (Path(out) / "config.toml").is_file():
         experiment.resume(Path(out), Watcher(), connect)
@@ -109,7 +109,7 @@ def server(carrier: Any, config: str, out: str) -> None:
         experiment.start(read_toml(Path(config)), Path(out), Watcher(), connect)
 
 
-def worker(config: str) -> Callable[[Packed], Packed]:
+def worker(folder: Path, config: str) -> Callable[[Packed], Packed]:
     """At FLARE's sites: a function that answers for any simulated client."""
     setup = prepare(read_toml(Path(config)), Watcher())
     trainer = experiment.make_trainer(setup, setup.network(setup.first_space))
@@ -126,6 +126,6 @@ def worker(config: str) -> Callable[[Packed], Packed]:
         order, memory = wire.to_order(packed, teachers)
         memories[order.client] = memory or Memory()
         (reply,) = clients.ask([order])
-        return wire.from_reply(reply, memories.pop(order.client))
+        return wire.from_reply(reply, memories.pop(order.client), setup.config.federation.transfer)
 
     return answered

@@ -1,10 +1,10 @@
+import re
 import weakref
 from itertools import permutations
 
 import pytest
 import torch
 
-from fiss.errors import UserError
 from fiss.federation.aggregate import aggregate
 from fiss.federation.messages import Reply
 
@@ -65,8 +65,25 @@ def test_a_bad_update_is_refused_and_named(bad, says):
     result = aggregate(SENT, [reply(0, [1.0, 2.0]), Reply(7, 5, bad)], "uniform")
     assert result.weights["weight"].tolist() == [1.0, 2.0]
     assert list(result.refused) == [7]
-    with pytest.raises(UserError, match=says):
-        aggregate(SENT, [Reply(7, 5, bad)], "uniform")
+    assert re.search(says, result.refused[7])
+    alone = aggregate(SENT, [Reply(7, 5, bad)], "uniform")
+    assert alone.weights is SENT  # nothing to go on with: the model stays
+    assert list(alone.refused) == [7]
+
+
+def test_an_update_far_larger_than_the_others_is_refused_and_named():
+    """Updates of length 1, 2, 3 and 40 from (0, 0): the others of the last have the median 2."""
+    replies = [reply(0, [1.0, 0.0]), reply(1, [0.0, 2.0]), reply(2, [-3.0, 0.0]), reply(3, [24.0, 32.0])]
+    sent = {**SENT, "weight": torch.zeros(2)}
+    kept = aggregate(sent, replies, "uniform", range(4), largest=10)
+    assert list(kept.refused) == [3]
+    assert "40 long, 10 times the others' 2" in kept.refused[3]
+    assert kept.weights["weight"].tolist() == pytest.approx([-2 / 3, 2 / 3])
+    assert [r.client for r in kept.replies] == [0, 1, 2, 3]
+    assert not aggregate(sent, replies, "uniform", range(4), largest=21).refused
+    assert not aggregate(sent, replies, "uniform", range(4)).refused
+    assert not aggregate(sent, replies[3:], "uniform", largest=10).refused  # nothing to compare it with
+    assert list(aggregate(sent, [replies[0], replies[3]], "uniform", largest=10).refused) == [3]
 
 
 def test_replies_are_added_up_as_they_come():

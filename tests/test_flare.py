@@ -39,6 +39,36 @@ def test_messages_travel_as_text_and_arrays():
     assert same(again.weights, WEIGHTS)
 
 
+@pytest.mark.parametrize("transfer", ["bfloat16", "float16"])
+def test_shorter_types_halve_what_travels(transfer):
+    weights = {"x": torch.randn(2, 3), "count": torch.tensor(7), "tiny": torch.tensor([1e-3, -2.5])}
+    teacher = Snapshot("task-0", SPACE, weights)
+    order, _ = wire.to_order(wire.from_order(Order(1, 2, SPACE, weights, teacher), transfer=transfer), {})
+    probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, weights), transfer=transfer))
+    packed = wire.from_reply(Reply(1, 2, weights), transfer=transfer)
+    assert sum(array.nbytes for array in packed.arrays.values()) == 2 * 8 + 8
+    came = wire.to_reply(packed)[0].weights
+    for got in (order.weights, order.teacher.weights, probe.weights, came, wire.rounded(weights, transfer)):
+        assert same(got, {k: t.to(wire.SHORT[transfer]).float() if t.dim() else t for k, t in weights.items()})
+    assert wire.rounded(weights, "float32")["x"] is weights["x"]
+    full = wire.from_reply(Reply(1, 2, weights))
+    assert full.bytes - packed.bytes == 2 * 8 + len("float32") - len(transfer)
+
+
+@pytest.mark.parametrize("transfer", ["bfloat16", "float16"])
+def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, tmp_path, transfer):
+    pytest.importorskip("nvflare")
+    config = replace(tiny, method=find("fbl"), federation=replace(tiny.federation, transfer=transfer))
+    experiment.start(config, tmp_path / "plain", Watcher())
+    if transfer == "bfloat16":
+        flaring.simulate(config, tmp_path / "flare", 2, Watcher())
+        assert result(tmp_path / "flare") == result(tmp_path / "plain")
+    experiment.start(replace(tiny, method=find("fbl")), tmp_path / "full", Watcher())
+    a, b = (RunFolder(tmp_path / name).read_weights("task-1").weights for name in ("plain", "full"))
+    assert not torch.equal(a["encoder.conv1.weight"], b["encoder.conv1.weight"])
+    torch.testing.assert_close(a["encoder.conv1.weight"], b["encoder.conv1.weight"], rtol=0.05, atol=0.02)
+
+
 def test_a_teacher_is_sent_once():
     teacher = Snapshot("task-0", LabelSpace((("a",),)), {"x": torch.ones(2)})
     order = Order(1, 2, SPACE, WEIGHTS, teacher, Calendar(1, 3))

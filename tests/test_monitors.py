@@ -686,7 +686,7 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     """What the experiment hands to the loop: no task, no number of tasks, no class, no key."""
     given = {}
 
-    def spied(server, calls, engine, method, weighting, seed, watcher):
+    def spied(server, calls, engine, method, weighting, seed, watcher, largest):
         given.update(server=server, weighting=weighting, calls=[])
 
         def seen():
@@ -694,7 +694,7 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
                 given["calls"].append(call)
                 yield call
 
-        return real(server, seen(), engine, method, weighting, seed, watcher)
+        return real(server, seen(), engine, method, weighting, seed, watcher, largest)
 
     real = experiment.run
     monkeypatch.setattr(experiment, "run", spied)

@@ -345,6 +345,22 @@ def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatc
     assert any("refused: encoder.conv1.weight has values that are not finite" in text for text in said)
 
 
+def test_a_run_whose_every_update_is_refused_stops_and_says_why(tiny, tmp_path, monkeypatch):
+    from fiss.engines import inprocess
+
+    answer = inprocess.answer
+
+    def poisoned(order, *rest):
+        reply, memory = answer(order, *rest)
+        reply.weights["encoder.conv1.weight"][0] = float("inf")
+        return reply, memory
+
+    monkeypatch.setattr(inprocess, "answer", poisoned)
+    with pytest.raises(UserError, match=r"Every update of this round was refused.*not finite"):
+        experiment.start(tiny, tmp_path / "r", Watcher())
+    assert not RunFolder(tmp_path / "r").finished()
+
+
 def test_nothing_is_written_over(whole, tiny):
     before = result(whole)
     with pytest.raises(UserError, match="not written over"):

@@ -6,14 +6,16 @@ functions are named in the job, so that this file knows of nothing above it.
 """
 
 import importlib
+import math
 import queue
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
@@ -22,9 +24,11 @@ from nvflare.apis.signal import Signal
 from fiss.engines import wire
 from fiss.engines.wire import Packed
 from fiss.errors import UserError
+from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 
 TASK = "fiss"
+Said = TypeVar("Said", Sighting, Reply)
 
 
 def _named(path: str) -> Callable[..., Any]:
@@ -65,7 +69,8 @@ class Relay(Controller):  # type: ignore[misc]
 
 
 class Desk(Executor):  # type: ignore[misc]
-    """At a site: gives every message to the function that `main(**arguments)` made when the first one came."""
+    """At a site: gives every message to the function that `main(folder, **arguments)` made when the first one came;
+    the folder is the site's own."""
 
     def __init__(self, main: str, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -74,9 +79,10 @@ class Desk(Executor):  # type: ignore[misc]
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One message."""
-        if self.answer is None:
-            self.answer = _named(self.main)(**self.arguments)
         try:
+            if self.answer is None:
+                folder = fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT)
+                self.answer = _named(self.main)(Path(folder), **self.arguments)
             return _shareable(self.answer(Packed(shareable["text"], shareable["arrays"])))
         except Exception as error:  # the server has to hear of it, or it would wait
             self.log_exception(fl_ctx, f"could not answer: {error}")
@@ -89,13 +95,21 @@ class Carrier:
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, sites: list[str]) -> None:
         self.controller, self.fl_ctx, self.abort_signal, self.sites = controller, fl_ctx, abort_signal, sites
 
-    def exchange(self, messages: Sequence[tuple[str, Packed]]) -> Iterator[Packed]:
-        """Each message to the site of that name, one at a time at each site; a site that fails is an error."""
-        answers: queue.Queue[tuple[str, Shareable]] = queue.Queue()
+    def exchange(
+        self, messages: Sequence[tuple[str, Packed]], quorum: float = 1.0, patience: float = 0.0
+    ) -> Iterator[tuple[str, Packed | str]]:
+        """Each message to the site of that name, one at a time at each site. Gives what came from whom: an answer, or
+        why there is none. It ends when a share `quorum` has answered, or after `patience` seconds (0: never)."""
+        answers: queue.Queue[tuple[str, Shareable | None]] = queue.Queue()
+        open_tasks: dict[str, Task] = {}
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             answers.put((client_task.client.name, client_task.result))
             client_task.result = None
+
+        def done(task: Task, fl_ctx: FLContext) -> None:
+            if task.completion_status != TaskCompletionStatus.OK:
+                answers.put((task.props["site"], None))
 
         waiting: dict[str, deque[Packed]] = defaultdict(deque)
         for site, packed in messages:
@@ -103,39 +117,104 @@ class Carrier:
 
         def send_next(site: str) -> None:
             if waiting[site]:
-                task = Task(TASK, data=_shareable(waiting[site].popleft()), result_received_cb=received)
+                data = _shareable(waiting[site].popleft())
+                task = Task(
+                    TASK,
+                    data,
+                    props={"site": site},
+                    timeout=math.ceil(patience),
+                    result_received_cb=received,
+                    task_done_cb=done,
+                )
+                open_tasks[site] = task
                 self.controller.broadcast(task, self.fl_ctx, targets=[site], min_responses=1)
 
         for site in list(waiting):
             send_next(site)
-        for _ in messages:
-            while True:
-                try:
-                    site, result = answers.get(timeout=0.5)
-                    break
-                except queue.Empty:
-                    if self.abort_signal.triggered:
-                        raise UserError("The job was stopped.") from None
-            if result.get_return_code() != ReturnCode.OK:
-                raise UserError(f"{site} could not answer ({result.get_return_code()}); its log says why.")
-            send_next(site)
-            yield Packed(result["text"], result["arrays"])
+        left, enough, good = len(messages), math.ceil(quorum * len(messages)), 0
+        while left and good < enough:
+            try:
+                site, result = answers.get(timeout=0.5)
+            except queue.Empty:
+                if self.abort_signal.triggered:
+                    raise UserError("The job was stopped.") from None
+                continue
+            if open_tasks.pop(site, None) is None:
+                continue  # said twice: it answered, and its task ended
+            left -= 1
+            if result is None:
+                yield site, "it did not answer in time"
+            elif result.get_return_code() != ReturnCode.OK:
+                yield site, f"it could not answer ({result.get_return_code()}); its log says why"
+            else:
+                good += 1
+                yield site, Packed(result["text"], result["arrays"])
             del result
+            send_next(site)
+        for site, task in open_tasks.items():
+            self.controller.cancel_task(task)
+            yield site, "it was too late"
+
+
+class Deployed:
+    """Sites that own their data, by their numbers. Who did not answer is noted, and not asked again in this job."""
+
+    def __init__(self, carrier: Carrier, names: Mapping[int, str], spec: FederationSpec) -> None:
+        self.carrier, self.names, self.spec = carrier, names, spec
+        self.numbers = {name: number for number, name in names.items()}
+        self.has: dict[str, set[str]] = {name: set() for name in self.numbers}
+        self.missing: dict[int, str] = {}
+
+    def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
+        """Whoever answers."""
+        transfer = self.spec.transfer
+        yield from self._exchange({p.client: wire.from_probe(p, transfer=transfer) for p in probes}, wire.to_sighting)
+
+    def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
+        """Whoever answers; a teacher goes to each site once."""
+        packed = {}
+        for order in orders:
+            if order.client in self.missing:
+                continue
+            site, teacher = self.names[order.client], order.teacher.name if order.teacher else ""
+            unknown = bool(teacher) and teacher not in self.has[site]
+            packed[order.client] = wire.from_order(order, with_teacher=unknown, transfer=self.spec.transfer)
+            self.has[site] |= {teacher} - {""}
+        yield from self._exchange(packed, wire.to_reply)
+
+    def _exchange(
+        self, packed: Mapping[int, Packed], read: Callable[[Packed], tuple[Said, Memory | None]]
+    ) -> Iterator[Said]:
+        messages = [(self.names[n], message) for n, message in packed.items() if n not in self.missing]
+        for site, answer in self.carrier.exchange(messages, self.spec.quorum, self.spec.patience):
+            number = self.numbers[site]
+            if isinstance(answer, str):
+                self.missing[number] = answer
+                continue
+            try:
+                said, memory = read(answer)
+                if said.client != number or memory is not None:
+                    raise UserError("it speaks for another")
+            except Exception as error:  # whatever a site sends must not stop the others
+                self.missing[number] = f"its answer cannot be read ({type(error).__name__}: {error})"
+                continue
+            yield said
 
 
 class Simulated:
     """Simulated clients, shared out among the sites of a job; their memories stay here and travel with the messages."""
 
-    def __init__(self, carrier: Carrier, memories: dict[int, Memory]) -> None:
-        self.carrier, self.memories = carrier, memories
+    def __init__(self, carrier: Carrier, memories: dict[int, Memory], transfer: str) -> None:
+        self.carrier, self.memories, self.transfer = carrier, memories, transfer
         self.has: dict[str, set[str]] = {site: set() for site in carrier.sites}
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Clients in turn to the sites."""
         messages = [
-            (self._site(i), wire.from_probe(probe, self._memory(probe.client))) for i, probe in enumerate(probes)
+            (self._site(i), wire.from_probe(probe, self._memory(probe.client), self.transfer))
+            for i, probe in enumerate(probes)
         ]
-        for packed in self.carrier.exchange(messages):
+        for packed in self._answers(messages):
             sighting, memory = wire.to_sighting(packed)
             assert memory is not None
             self.memories[sighting.client] = memory
@@ -147,13 +226,20 @@ class Simulated:
         for i, order in enumerate(orders):
             site, teacher = self._site(i), order.teacher.name if order.teacher else ""
             missing = bool(teacher) and teacher not in self.has[site]
-            messages.append((site, wire.from_order(order, self._memory(order.client), missing)))
+            messages.append((site, wire.from_order(order, self._memory(order.client), missing, self.transfer)))
             self.has[site] |= {teacher} - {""}
-        for packed in self.carrier.exchange(messages):
+        for packed in self._answers(messages):
             reply, memory = wire.to_reply(packed)
             assert memory is not None
             self.memories[reply.client] = memory
             yield reply
+
+    def _answers(self, messages: Sequence[tuple[str, Packed]]) -> Iterator[Packed]:
+        """All of them: where clients are simulated, one that fails is an error."""
+        for site, answer in self.carrier.exchange(messages):
+            if isinstance(answer, str):
+                raise UserError(f"{site}: {answer}.")
+            yield answer
 
     def _memory(self, client: int) -> Memory:
         return self.memories.get(client, Memory())

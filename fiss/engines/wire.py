@@ -18,6 +18,8 @@ from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 
 Arrays = dict[str, NDArray[Any]]
+SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The shorter types that weights may travel as."""
 
 
 @dataclass(frozen=True)
@@ -28,30 +30,38 @@ class Packed:
     """JSON."""
     arrays: Arrays = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """What it takes on the way."""
+        return len(self.text) + sum(array.nbytes for array in self.arrays.values())
 
-def from_probe(probe: Probe, memory: Memory | None = None) -> Packed:
+
+def from_probe(probe: Probe, memory: Memory | None = None, transfer: str = "float32") -> Packed:
     """What a server asks; `memory` only where the site is simulated."""
     text = _text("probe", probe.client, probe.round, probe.label_space, memory)
-    return Packed(json.dumps(text), _arrays(probe.weights, "model"))
+    return Packed(json.dumps(text | {"transfer": transfer}), _arrays(probe.weights, "model", transfer))
 
 
 def to_probe(packed: Packed) -> tuple[Probe, Memory | None]:
     """What a site was asked."""
     text = _read(packed, "probe")
-    probe = Probe(text["client"], text["round"], _space(text), _weights(packed.arrays, "model"))
+    model = _weights(packed.arrays, "model", text["transfer"])
+    probe = Probe(text["client"], text["round"], _space(text), model)
     return probe, _memory(text)
 
 
-def from_order(order: Order, memory: Memory | None = None, with_teacher: bool = True) -> Packed:
+def from_order(
+    order: Order, memory: Memory | None = None, with_teacher: bool = True, transfer: str = "float32"
+) -> Packed:
     """What a server orders; its teacher by name, and its weights only if the site does not have them yet."""
     text = _text("order", order.client, order.round, order.label_space, memory)
     text["calendar"] = asdict(order.calendar) if order.calendar is not None else None
-    text["teacher"] = None
-    arrays = _arrays(order.weights, "model")
+    text |= {"teacher": None, "transfer": transfer}
+    arrays = _arrays(order.weights, "model", transfer)
     if order.teacher is not None:
         text["teacher"] = {"name": order.teacher.name, "label_space": order.teacher.label_space.groups}
         if with_teacher:
-            arrays |= _arrays(order.teacher.weights, "teacher")
+            arrays |= _arrays(order.teacher.weights, "teacher", transfer)
     return Packed(json.dumps(text), arrays)
 
 
@@ -61,13 +71,13 @@ def to_order(packed: Packed, teachers: dict[str, Snapshot]) -> tuple[Order, Memo
     teacher = None
     if text["teacher"] is not None:
         name = text["teacher"]["name"]
-        if weights := _weights(packed.arrays, "teacher"):
+        if weights := _weights(packed.arrays, "teacher", text["transfer"]):
             teachers[name] = Snapshot(name, _space(text["teacher"]), weights)
         if name not in teachers:
             raise UserError(f"The teacher {name} was not sent.")
         teacher = teachers[name]
     calendar = Calendar(**text["calendar"]) if text["calendar"] is not None else None
-    model = _weights(packed.arrays, "model")
+    model = _weights(packed.arrays, "model", text["transfer"])
     return Order(text["client"], text["round"], _space(text), model, teacher, calendar), _memory(text)
 
 
@@ -83,18 +93,19 @@ def to_sighting(packed: Packed) -> tuple[Sighting, Memory | None]:
     return said, _memory(text)
 
 
-def from_reply(reply: Reply, memory: Memory | None = None) -> Packed:
+def from_reply(reply: Reply, memory: Memory | None = None, transfer: str = "float32") -> Packed:
     """All that a site says when it has trained."""
     text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name != "weights"}
-    return Packed(json.dumps({"kind": "reply", **text, "memory": _plain(memory)}), _arrays(reply.weights, "model"))
+    text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
+    return Packed(json.dumps(text), _arrays(reply.weights, "model", transfer))
 
 
 def to_reply(packed: Packed) -> tuple[Reply, Memory | None]:
     """What a server hears."""
     text = _read(packed, "reply")
-    memory = _memory(text)
-    del text["kind"], text["memory"]
-    return Reply(**text, weights=_weights(packed.arrays, "model")), memory
+    memory, model = _memory(text), _weights(packed.arrays, "model", text["transfer"])
+    del text["kind"], text["memory"], text["transfer"]
+    return Reply(**text, weights=model), memory
 
 
 def _text(kind: str, client: int, round_: int, space: LabelSpace, memory: Memory | None) -> dict[str, Any]:
@@ -126,10 +137,32 @@ def _read(packed: Packed, kind: str) -> dict[str, Any]:
     return text
 
 
-def _arrays(weights: Weights, prefix: str) -> Arrays:
-    return {f"{prefix}/{name}": tensor.detach().cpu().numpy() for name, tensor in weights.items()}
+def rounded(weights: Weights, transfer: str) -> Weights:
+    """As they are after the way; what does not travel shorter is the same tensor."""
+    short = SHORT.get(transfer)
+    return {k: t.to(short).to(t.dtype) if short and t.dtype == torch.float32 else t for k, t in weights.items()}
 
 
-def _weights(arrays: Arrays, prefix: str) -> Weights:
-    own = {name.removeprefix(f"{prefix}/"): array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
-    return {name: torch.from_numpy(np.array(array)) for name, array in own.items()}
+def _arrays(weights: Weights, prefix: str, transfer: str) -> Arrays:
+    """Shorter types as the bytes they are: numpy has no name for one of them."""
+    short = SHORT.get(transfer)
+    arrays = {}
+    for name, tensor in weights.items():
+        tensor = tensor.detach().cpu()
+        if short and tensor.dtype == torch.float32:
+            arrays[f"{prefix}:{transfer}/{name}"] = tensor.to(short).view(torch.int16).numpy()
+        else:
+            arrays[f"{prefix}/{name}"] = tensor.numpy()
+    return arrays
+
+
+def _weights(arrays: Arrays, prefix: str, transfer: str) -> Weights:
+    weights: Weights = {}
+    short = f"{prefix}:{transfer}/"
+    for name, array in arrays.items():
+        tensor = torch.from_numpy(np.array(array)) if name.startswith(prefix) else None
+        if name.startswith(short) and transfer in SHORT and tensor is not None and tensor.dtype == torch.int16:
+            weights[name.removeprefix(short)] = tensor.view(SHORT[transfer]).float()
+        elif name.startswith(f"{prefix}/") and tensor is not None:
+            weights[name.removeprefix(f"{prefix}/")] = tensor
+    return weights

@@ -6,6 +6,7 @@ named.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 import torch
@@ -27,6 +28,23 @@ class FederationSpec:
     private_names: str = ""
     """A key that the sites share: class names then travel as keyed hashes, and the server learns how many classes there
     are and not which. Empty: they travel as they are."""
+    largest: float = 0.0
+    """An update so many times larger than the median of the others' is left out; 0: none is. With it, a round's
+    replies are held until all are there."""
+    quorum: float = 1.0
+    """Share of the sites that were asked whose answers end a round; the others come too late (deployed only)."""
+    patience: float = 0.0
+    """Seconds after which a round goes on without the sites that have not answered; 0: as long as it takes (deployed
+    only)."""
+    transfer: Literal["float32", "bfloat16", "float16"] = "float32"
+    """As what weights travel, both ways; the shorter types halve what is sent."""
+
+    def __post_init__(self) -> None:
+        for key in ("largest", "patience"):
+            if getattr(self, key) < 0:
+                raise UserError(f"federation.{key} = {getattr(self, key)}: must be 0 or more.")
+        if not 0 < self.quorum <= 1:
+            raise UserError(f"federation.quorum = {self.quorum}: a share above 0 and at most 1.")
 
 
 @dataclass(frozen=True)
@@ -45,34 +63,63 @@ def aggregate(
     replies: Iterable[Reply],
     weighting: Weighting,
     asked: Iterable[int] = (),
+    largest: float = 0.0,
 ) -> Aggregated:
     """Mean of the accepted replies in float64, added up in the order of the clients' numbers.
 
     A reply is added and let go as soon as those before it in `asked` are there, so that one model is held besides the
     sum, not one per client. Whole-number buffers (BatchNorm's counters) take the largest value. Clients without
-    images do not count. With no accepted reply the model stays as it was, unless replies were refused: then there is
-    nothing to go on with, and it is an error.
+    images do not count. With no accepted reply the model stays as it was. With `largest`, updates that many times
+    larger than the median of the others' are refused too, and replies are held until all are there.
     """
     refused: dict[int, str] = {}
     light: list[Reply] = []
     total: Weights = {}
     amounts = 0
-    for reply in _in_order(replies, sorted(asked)):
+    checked = _checked(sent, _in_order(replies, sorted(asked)), light, refused)
+    for reply in _moderate(sent, list(checked), largest, refused) if largest else checked:
+        amount = reply.images if weighting == "images" else 1
+        amounts += amount
+        _add(total, reply.weights, amount)
+        del reply
+    mean = {name: _divided(total.pop(name), amounts, sent[name]) for name in sent} if amounts else sent
+    return Aggregated(mean, tuple(light), refused)
+
+
+def _checked(sent: Weights, replies: Iterable[Reply], light: list[Reply], refused: dict[int, str]) -> Iterator[Reply]:
+    """Replies with weights that fit; the rest is noted."""
+    for reply in replies:
         light.append(replace(reply, weights={}))
         if reply.images == 0:
             continue
         if problem := _problem(sent, reply.weights):
             refused[reply.client] = problem
-            continue
-        amount = reply.images if weighting == "images" else 1
-        amounts += amount
-        _add(total, reply.weights, amount)
+        else:
+            yield reply
         del reply
-    if not amounts and refused:
-        reasons = "; ".join(f"client {client}: {why}" for client, why in refused.items())
-        raise UserError(f"Every update of this round was refused, the model stays as it was before it. {reasons}")
-    mean = {name: _divided(total.pop(name), amounts, sent[name]) for name in sent} if amounts else sent
-    return Aggregated(mean, tuple(light), refused)
+
+
+def _moderate(sent: Weights, replies: list[Reply], largest: float, refused: dict[int, str]) -> list[Reply]:
+    """Those whose update is not far larger than the others'."""
+    lengths = [_length(sent, reply.weights) for reply in replies]
+    kept = []
+    for i, reply in enumerate(replies):
+        others = lengths[:i] + lengths[i + 1 :]
+        if others and lengths[i] > largest * (middle := median(others)):
+            refused[reply.client] = f"its update is {lengths[i]:.3g} long, {largest:g} times the others' {middle:.3g}"
+        else:
+            kept.append(reply)
+    return kept
+
+
+def _length(sent: Weights, got: Weights) -> float:
+    """Of the update as one long vector."""
+    squares = [
+        (got[name].double() - tensor.double()).square().sum()
+        for name, tensor in sent.items()
+        if tensor.is_floating_point()
+    ]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def _in_order(replies: Iterable[Reply], asked: list[int]) -> Iterator[Reply]:

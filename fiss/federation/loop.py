@@ -90,6 +90,7 @@ def run(
     weighting: Weighting,
     seed: int,
     watcher: Watcher,
+    largest: float = 0.0,
 ) -> Iterator[Round]:
     """Play the rounds of `calls`, starting from `server`."""
     for call in calls:
@@ -115,7 +116,7 @@ def run(
             )
             for client in sorted(call.selected)
         ]
-        result = aggregate(server.weights, engine.ask(orders), weighting, call.selected)
+        result = aggregate(server.weights, engine.ask(orders), weighting, call.selected, largest)
         for client, why in result.refused.items():
             watcher.notice(f"round {call.round}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
