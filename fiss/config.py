@@ -235,10 +235,15 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
+def from_toml(text: str) -> Config:
+    """A config from TOML."""
+    return from_dict(tomllib.loads(text))
+
+
 def read_toml(path: Path) -> Config:
     """A config from a TOML file."""
     try:
-        return from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        return from_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: unreadable ({error}).") from error
     except tomllib.TOMLDecodeError as error:

@@ -6,6 +6,7 @@ at a time. The run folder is the one that any run leaves, and its bits are the s
 
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 
 from fiss import experiment
 from fiss.checkpoint import RunFolder
-from fiss.config import Config, read_toml, to_toml
+from fiss.config import Config, from_toml, read_toml, to_toml
 from fiss.engines import wire
 from fiss.engines.wire import Packed
 from fiss.errors import UserError
@@ -129,3 +130,29 @@ def worker(folder: Path, config: str) -> Callable[[Packed], Packed]:
         return wire.from_reply(reply, memories.pop(order.client), setup.config.federation.transfer)
 
     return answered
+
+
+def serve(carrier: Any, out: str, until: int) -> None:
+    """In FLARE's server, where sites own their data: rounds until a mark or their number ends them."""
+    from fiss.deployment import lead, numbers
+    from fiss.engines.flare import Deployed
+
+    folder = RunFolder.open(Path(out))
+    names = numbers(folder, carrier.sites)
+    lead(folder, Deployed(carrier, names, folder.config().federation), names, until, Said())
+
+
+def attend(folder: Path, config: str) -> Callable[[Packed], Packed]:
+    """At a site that owns its data: a function that answers for it."""
+    from fiss.deployment import Attendant
+    from fiss.holdings import read_site
+
+    return Attendant(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), Said())
+
+
+class Said(Watcher):
+    """Notices go to the process's own log."""
+
+    def notice(self, text: str) -> None:
+        """One line."""
+        logging.getLogger("fiss").warning(text)

@@ -1,0 +1,227 @@
+"""A real federation: what its server does over the rounds, and what a site does with a message. Whatever carries the
+messages, and the federation's own loop, client and checkpoint, are those of a simulation.
+
+A site keeps its memory on its own disk, as it was before the round and after it: if the server dies and plays a round
+again, the site answers it again as if for the first time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Protocol
+
+from fiss.checkpoint import RunFolder, State, write_atomically
+from fiss.config import Config
+from fiss.engines import wire
+from fiss.engines.wire import Packed
+from fiss.errors import UserError
+from fiss.federation.client import Site, answer, batches, sight
+from fiss.federation.loop import Call, Engine, Server, run
+from fiss.federation.messages import Memory, Snapshot
+from fiss.holdings import Holdings, SiteSpec
+from fiss.labels import LabelSpace
+from fiss.models.segmenter import build
+from fiss.rng import address, stream
+from fiss.setup import private
+from fiss.training.fit import Trainer, pick_device, place
+from fiss.watch import Watcher
+
+UNTOLD = ("names", "entropy", "images", "misfit", "features", "never")
+"""Monitors that a site can use: the others know what only a simulation knows."""
+STOP, RENEW = "stop", "renew"
+"""Marks in the run folder: end after this round; end this job, for the sites have changed."""
+
+
+def check(config: Config) -> None:
+    """Refuse what makes no sense where sites own their data."""
+    if config.monitor.name not in UNTOLD:
+        raise UserError(
+            f"monitor.name = {config.monitor.name}: a real site cannot know that; use one of {', '.join(UNTOLD)}."
+        )
+    if config.joint or config.base:
+        raise UserError("joint and base belong to simulations; leave them out.")
+
+
+class Reachable(Engine, Protocol):
+    """An engine that knows who does not answer."""
+
+    missing: dict[int, str]
+
+
+def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
+    """The sites by their numbers: those known from before keep theirs, new ones follow in the order of their names."""
+    path = folder.path / "sites.json"
+    known: list[str] = json.loads(path.read_bytes()) if path.is_file() else []
+    known += sorted(set(names) - set(known))
+    write_atomically(path, json.dumps(known).encode())
+    return {i: name for i, name in enumerate(known) if name in names}
+
+
+def open_run(config: Config, out: Path) -> RunFolder:
+    """The federation's run folder; a new one if there is none."""
+    check(config)
+    if (out / "config.toml").is_file():
+        return RunFolder.open(out)
+    return RunFolder.create(out, config)
+
+
+def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: int, watcher: Watcher) -> None:
+    """Rounds from the last finished one on, until there are `until` of them, a mark says to end, or nobody is left."""
+    config = folder.config()
+    with folder.locked():
+        state = folder.restore()
+        server = state.server if state else _beginning(config)
+        start = state.next_round if state else 0
+        began = monotonic()
+        spec, gone = config.federation, dict[str, float]()
+        _tell(folder, names, gone)
+        calls = _calls(folder, config, engine, names, start, until)
+        for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
+            asked = {*result.call.selected, *result.call.probed}
+            lost = {names[n]: why for n, why in sorted(engine.missing.items()) if n in asked}
+            folder.append(
+                "rounds.jsonl",
+                {
+                    "round": result.call.round,
+                    "selected": [names[n] for n in result.call.selected],
+                    "classes": list(result.server.label_space.names),
+                    "transitions": [names[s.client] for s in result.sightings if s.transition],
+                    "replies": [
+                        {
+                            **{k: v for k, v in asdict(r).items() if k not in ("weights", "client")},
+                            "site": names[r.client],
+                        }
+                        for r in result.replies
+                    ],
+                    "refused": {names[n]: why for n, why in result.refused.items()},
+                    "missing": lost,
+                    "seconds": round(monotonic() - began, 3),
+                },
+            )
+            gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
+            _tell(folder, names, gone)
+            for name, why in lost.items():
+                watcher.notice(f"round {result.call.round}: {name} took no part: {why}")
+            done = result.call.round + 1
+            folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
+            began = monotonic()
+
+
+def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:
+    """For whoever supervises: who is in this job, and who has been missing since when."""
+    record = {"sites": sorted(names.values()), "missing": dict(gone)}
+    write_atomically(folder.path / "job.json", json.dumps(record).encode())
+
+
+def _beginning(config: Config) -> Server:
+    """Nothing but background, and the network as it is before any training."""
+    space = LabelSpace(((),))
+    model = build(config.model, space.sizes, address(config.seed, "model"))
+    config.method.wire(model)
+    return Server(space, model.weights(), before=(None,))
+
+
+def _calls(
+    folder: RunFolder, config: Config, engine: Reachable, names: Mapping[int, str], start: int, until: int
+) -> Iterator[Call]:
+    """Who is asked, round after round."""
+    for round_ in range(start, until):
+        if any((folder.path / mark).exists() for mark in (STOP, RENEW)):
+            return
+        there = [n for n in sorted(names) if n not in engine.missing]
+        if not there:
+            return
+        count = min(config.world.per_round, len(there))
+        selected = tuple(sorted(stream(config.seed, "select", round_).sample(there, count)))
+        yield Call(round_, selected, tuple(there) if config.monitor.probed == "all" else selected)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A site's memory on its disk."""
+
+    round: int
+    settled: Memory
+    """After the rounds before that one."""
+    probed: Memory | None
+    """After a probe in it."""
+    now: Memory
+
+
+class Attendant:
+    """Answers for one site: each message as it comes, with what the site's folder holds at that moment."""
+
+    def __init__(self, folder: Path, config: Config, spec: SiteSpec, watcher: Watcher) -> None:
+        self.path, self.watcher = folder / "memory.json", watcher
+        training = replace(
+            config.training, device=spec.device, batch=spec.batch or config.training.batch, workers=0, cache=0.0
+        )
+        self.config = config = replace(config, training=training)
+        device = pick_device(spec.device)
+        self.holdings = Holdings(spec, config.augment, device, watcher)
+
+        def network(weights: str) -> Any:
+            model = build(
+                replace(config.model, weights=weights), LabelSpace(((),)).sizes, address(config.seed, "model")
+            )
+            config.method.wire(model)
+            return place(model, device)
+
+        teacher = network("none") if config.method.needs_teacher else None
+        try:
+            yardstick = network(spec.weights or config.model.weights)
+        except UserError as error:
+            watcher.notice(f"new images are compared by an untrained network: {error}")
+            yardstick = network("none")
+        readers = self.holdings.readers
+        self.trainer = Trainer(network("none"), teacher, readers[0], training, readers[1], yardstick)
+        self.teachers: dict[str, Snapshot] = {}
+
+    def __call__(self, packed: Packed) -> Packed:
+        """Its answer."""
+        kind = json.loads(packed.text)["kind"]
+        held = self.holdings.look_again()
+        self.trainer.reader, self.trainer.plain = self.holdings.readers
+        key = self.config.federation.private_names
+        classes = tuple(private(name, key) for name in held.classes) if key else held.classes
+        site = Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
+        return self._sight(packed, site) if kind == "probe" else self._train(packed, site)
+
+    def _sight(self, packed: Packed, site: Site) -> Packed:
+        probe, _ = wire.to_probe(packed)
+        kept = self._kept(probe.round)
+        sighting, memory = sight(probe, kept.settled, site, self.config.monitor, self.trainer)
+        self._keep(replace(kept, probed=memory, now=memory))
+        return wire.from_sighting(sighting)
+
+    def _train(self, packed: Packed, site: Site) -> Packed:
+        order, _ = wire.to_order(packed, self.teachers)
+        for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
+            del self.teachers[name]
+        kept = self._kept(order.round)
+        for epoch in batches(order, site, self.config.method, self.config.training):
+            self.trainer.reader.ask(epoch)
+        memory = kept.probed or kept.settled
+        reply, memory = answer(order, memory, site, self.config.method, self.trainer, self.watcher)
+        self._keep(replace(kept, now=memory))
+        return wire.from_reply(reply, transfer=self.config.federation.transfer)
+
+    def _kept(self, round_: int) -> _Kept:
+        """As of that round: what it was before it, if it is played again."""
+        try:
+            text = json.loads(self.path.read_bytes()) if self.path.is_file() else None
+        except ValueError as error:
+            raise UserError(f"{self.path}: damaged ({error}); without it the site begins anew: remove it.") from error
+        if text is None:
+            return _Kept(round_, Memory(), None, Memory())
+        settled, now = Memory(**text["settled"]), Memory(**text["now"])
+        if text["round"] == round_:
+            probed = Memory(**text["probed"]) if text["probed"] is not None else None
+            return _Kept(round_, settled, probed, now)
+        return _Kept(round_, now, None, now)
+
+    def _keep(self, kept: _Kept) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(asdict(kept)).encode())

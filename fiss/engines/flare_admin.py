@@ -1,0 +1,44 @@
+"""The administrator's side of FLARE: who is connected, submitting jobs, ending them. With engines/flare.py the only
+files that import it."""
+
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+ENDED = "FINISHED"
+"""How the status of a job that is over begins."""
+
+
+class Admin:
+    """A session with the server, by the administrator's kit."""
+
+    def __init__(self, kit: Path, seconds: float) -> None:
+        self.session: Session = new_secure_session(kit.name, str(kit), timeout=seconds)
+
+    def __enter__(self) -> "Admin":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        with suppress(Exception):  # the server may be gone
+            self.session.close()
+
+    def sites(self) -> dict[str, float]:
+        """Connected sites, and when each was last heard of."""
+        return {site.name: float(site.last_connect_time or 0) for site in self.session.get_connected_client_list()}
+
+    def submit(self, job: Path) -> str:
+        """The number of a new job."""
+        return str(self.session.submit_job(str(job.absolute())))
+
+    def status(self, job: str) -> str:
+        """Of a job, such as SUBMITTED, RUNNING, FINISHED:COMPLETED."""
+        return str(self.session.get_job_meta(job).get("status", ""))
+
+    def abort(self, job: str) -> None:
+        """End a job."""
+        with suppress(Exception):  # it may have ended by itself
+            self.session.abort_job(job)
