@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fiss import commands
 from fiss.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 data = typer.Typer(help="Data sets.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.add_typer(commands.app, name="federation")
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 

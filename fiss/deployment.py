@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol
 
+import torch
+
 from fiss.checkpoint import RunFolder, State, write_atomically
 from fiss.config import Config
 from fiss.engines import wire
@@ -159,6 +161,8 @@ class Attendant:
             config.training, device=spec.device, batch=spec.batch or config.training.batch, workers=0, cache=0.0
         )
         self.config = config = replace(config, training=training)
+        if training.threads:
+            torch.set_num_threads(training.threads)
         device = pick_device(spec.device)
         self.holdings = Holdings(spec, config.augment, device, watcher)
 

@@ -4,6 +4,7 @@ New files, and new classes, simply appear. A file that is half written, or has n
 round.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -78,6 +79,30 @@ def read_site(path: Path) -> SiteSpec:
         if not (root / needed).exists():
             raise UserError(f"{path}: data = {spec.data}: {root / needed} is not there.")
     return SiteSpec(**{**text, "data": str(root)})
+
+
+def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
+    """A kit's site file, checked; names that were given before stay."""
+    path = kit / "site.toml"
+    if not path.is_file():
+        raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
+    text = path.read_text(encoding="utf-8")
+    for key, value in (("data", f'"{data.expanduser().absolute()}"'), ("device", f'"{device}"'), ("batch", str(batch))):
+        text = re.sub(rf"(?m)^{key} = \S+", f"{key} = {value}".replace("\\", "\\\\"), text, count=1)
+    part = path.with_name("site.toml.part")
+    part.write_text(text, encoding="utf-8")
+    spec = read_site(part)
+    part.replace(path)
+    return spec
+
+
+def describe(spec: SiteSpec, watcher: Watcher) -> list[str]:
+    """What the federation would see of a folder, in words."""
+    held = Holdings(spec, AugmentSpec(), torch.device("cpu"), watcher).look_again()
+    names = [held.classes[i - 1] for i in held.labelled]
+    if not held.images:
+        raise UserError(f"{spec.data}: no image with a mask that can be read.")
+    return [f"{len(held.images)} images with masks", f"labelled in them: {', '.join(names) or 'nothing'}"]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
 from typing import Any
 
 from fiss.checkpoint import write_atomically
@@ -115,7 +117,16 @@ def _write_project(folder: Path, server: str, sites: Sequence[str], port: int) -
 
 def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
     """Let FLARE make the kits, and take over those of that name."""
-    words = ["-m", "nvflare.cli", "provision", "-p", str(folder / "project.yml"), "-w", str(folder / "provision")]
+    words = [
+        "-m",
+        "nvflare.cli",
+        "provision",
+        "--force",
+        "-p",
+        str(folder / "project.yml"),
+        "-w",
+        str(folder / "provision"),
+    ]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     made = sorted((folder / "provision" / "fiss").glob("prod_*"))
     if done.returncode or not made:
@@ -140,11 +151,22 @@ def _furnish(kit: Path) -> None:
     resources = json.loads(default.read_bytes())
     if "class_allow_list" in resources:
         resources["class_allow_list"] = ["fiss.engines.flare", *resources["class_allow_list"]]
+    own = Path(gettempdir()) / f"fiss-{token_hex(8)}"  # FLARE's default is one place for all on a machine
+    if "snapshot_persistor" in resources:
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(own / "snapshots")
+    if "allow_log_streaming" in resources:  # a site's log has names of files in it: it stays there
+        resources["allow_log_streaming"] = False
+        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
     for part in resources.get("components", ()):
         if part["id"] == "job_manager":
-            part["args"]["uri_root"] = "../jobs"
+            part["args"]["uri_root"] = str(own / "jobs")
         if part["id"] == "job_scheduler":
             part["args"] = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
     write_atomically(kit / "local" / "resources.json", json.dumps(resources, indent=1).encode())
     if (kit / "startup" / "fed_client.json").is_file():
+        rules = json.loads((kit / "local" / "authorization.json.default").read_bytes())
+        every = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+        allowed = dict.fromkeys(every, "any") | {"shell_commands": "none", "byoc": "none"}
+        rules["permissions"] = {"project_admin": allowed}  # nobody reads a site's files or brings code to it
+        write_atomically(kit / "local" / "authorization.json", json.dumps(rules, indent=1).encode())
         (kit / "site.toml").write_text(TEMPLATE, encoding="utf-8")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -70,3 +71,27 @@ def closing(out: Path) -> Iterator[Table | str]:
         ("report.html", "all of it on one page, for a browser"),
     ):
         yield f"{escape(str(out / name))}  [dim]{what}[/]"
+
+
+def federation_table(known: dict[str, Any]) -> Table:
+    """Where a federation stands."""
+    last, job, there = known["last"], known["job"], known["there"]
+    table = Table(title=str(known["folder"]), show_header=False, title_justify="left")
+    stopping = ", ending after this round" if known["stopping"] else ""
+    table.add_row("rounds finished", f"{known['rounds']}{stopping}")
+    table.add_row("classes", ", ".join(last.get("classes", ())) or "none yet")
+    for name in known["sites"]:
+        parts = ["not reached" if there is None else "connected" if name in there else "not connected"]
+        parts += ["in the present job" if name in job.get("sites", ()) and name not in job["missing"] else ""]
+        took = [r["round"] + 1 for r in known["records"] if name in [reply["site"] for reply in r["replies"]]]
+        parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
+        table.add_row(name, ", ".join(part for part in parts if part))
+    moved = [(r["round"] + 1, r["transitions"]) for r in known["records"] if r["transitions"]]
+    table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
+    if last:
+        from fiss.supervisor import line
+
+        table.add_row("last round", line(last))
+    if there is None:
+        table.add_row("server", f"{known['server']}:{known['port']} does not answer")
+    return table

@@ -32,15 +32,21 @@ def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience:
     run = open_run(kits.config_of(folder), folder / "run")
     for mark in (STOP, RENEW):
         (run.path / mark).unlink(missing_ok=True)
-    deadline = monotonic() + patience
+    deadline, said = monotonic() + patience, ""
     while not _done(run, rounds):
+        problem = ""
         try:
             if _one_job(folder, run, rounds, least, watcher):
                 deadline = monotonic() + patience
+            else:
+                problem = f"waiting for {least} site(s)"
         except UserError:
             raise
         except Exception as error:  # whatever FLARE raises when the server is away: it may come back
-            watcher.notice(f"the server does not answer ({type(error).__name__}: {error}); trying again.")
+            problem = f"waiting for the server ({type(error).__name__})"
+        if problem and problem != said:
+            watcher.notice(problem)
+        said = problem
         if monotonic() > deadline:
             raise UserError(
                 f"{folder}: for {patience:.0f} s there was no server with {least} site(s). Start them "
@@ -71,6 +77,24 @@ def progress(run: RunFolder) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         job = json.loads((run.path / "job.json").read_bytes())
     return {"rounds": count, "last": last, "job": job}
+
+
+def survey(folder: Path) -> dict[str, Any]:
+    """All there is to know: of the run, and of the sites that the server sees now."""
+    project = kits.read_project(folder)
+    try:
+        from fiss.engines.flare_admin import Admin
+
+        with Admin(kits.admin_kit(folder), 3.0) as admin:
+            there: dict[str, float] | None = _there(admin)
+    except Exception:  # no server, no FLARE: the run folder still says where it stands
+        there = None
+    run = folder / "run"
+    known: dict[str, Any] = {"rounds": 0, "last": {}, "job": {}}
+    if (run / "config.toml").is_file():
+        known = progress(RunFolder(run))
+    records = RunFolder(run).records("rounds.jsonl")[: known["rounds"]] if known["rounds"] else []
+    return {"folder": folder, **project, **known, "there": there, "records": records, "stopping": (run / STOP).exists()}
 
 
 def _one_job(folder: Path, run: RunFolder, rounds: int, least: int, watcher: Watcher) -> bool:

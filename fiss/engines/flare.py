@@ -31,8 +31,14 @@ TASK = "fiss"
 Said = TypeVar("Said", Sighting, Reply)
 
 
+MAINS = ("fiss.flaring:server", "fiss.flaring:worker", "fiss.flaring:serve", "fiss.flaring:attend")
+"""What a job may call: whoever may submit one must not be able to run anything else."""
+
+
 def _named(path: str) -> Callable[..., Any]:
     """The function `package.module:name`."""
+    if path not in MAINS:
+        raise UserError(f"{path} is not for a job to call.")
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function

@@ -1,7 +1,9 @@
 """The administrator's side of FLARE: who is connected, submitting jobs, ending them. With engines/flare.py the only
 files that import it."""
 
-from contextlib import suppress
+import logging
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 
@@ -15,7 +17,9 @@ class Admin:
     """A session with the server, by the administrator's kit."""
 
     def __init__(self, kit: Path, seconds: float) -> None:
-        self.session: Session = new_secure_session(kit.name, str(kit), timeout=seconds)
+        logging.getLogger().addHandler(logging.NullHandler())  # what FLARE says of its attempts is not for people
+        with redirect_stdout(StringIO()):
+            self.session: Session = new_secure_session(kit.name, str(kit), timeout=seconds)
 
     def __enter__(self) -> "Admin":
         return self
