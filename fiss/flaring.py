@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 from time import sleep
 from typing import Any
 
+import torch
+
 from fiss import experiment
 from fiss.checkpoint import RunFolder
 from fiss.config import Config, from_toml, read_toml, to_toml
@@ -47,7 +49,7 @@ def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFo
         allowed = {"format_version": 2, "components": [], "class_allow_list": ["fiss.engines.flare"]}
         (place / "work" / "local" / "resources.json").write_text(json.dumps(allowed), encoding="utf-8")
         words = ["-m", "nvflare.cli", "simulator", str(place / "job"), "-w", str(place / "work")]
-        words += ["-n", str(workers), "-t", str(workers)]
+        words += ["-n", str(workers), *_at_once(workers, torch.cuda.device_count())]
         log = place / "log.txt"
         variables = os.environ | {"PYTHONUNBUFFERED": "1"}
         with log.open("wb") as file:
@@ -65,6 +67,11 @@ def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFo
             kept.write_bytes(log.read_bytes())
             raise UserError(f"The run on FLARE did not finish; {kept} says why. Give the same command again to go on.")
     return RunFolder.open(out)
+
+
+def _at_once(workers: int, gpus: int) -> list[str]:
+    """FLARE's words for how many sites run at a time: one per GPU where there are several, else all of them."""
+    return ["-gpu", ",".join(map(str, range(min(workers, gpus))))] if gpus > 1 else ["-t", str(workers)]
 
 
 def _follow(process: "subprocess.Popen[bytes]", out: Path, watcher: Watcher) -> None:

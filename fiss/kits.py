@@ -106,7 +106,7 @@ def _write_project(folder: Path, server: str, sites: Sequence[str], port: int) -
             {"path": f"{impl}.workspace.WorkspaceBuilder"},
             {
                 "path": f"{impl}.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "overseer_agent": agent},
+                "args": {"config_folder": "config", "scheme": "grpc", "overseer_agent": agent},
             },
             {"path": f"{impl}.cert.CertBuilder"},
             {"path": f"{impl}.signature.SignatureBuilder"},

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -24,8 +26,11 @@ from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import Attendant, lead, numbers, open_run
 from fiss.engines import wire
+from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
-from fiss.holdings import read_site
+from fiss.federation.messages import Order, Reply, Snapshot
+from fiss.holdings import Holdings, read_site
+from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.methods.monitors import MonitorSpec
 from fiss.watch import Watcher
@@ -58,8 +63,8 @@ def drop(folder, images, ids):
     for i in images:
         image, mask = DATA.train.read(i)
         mask = np.where(np.isin(mask, ids), mask, 0).astype(np.uint8)
-        Image.fromarray(image).save(folder / "images" / f"{i:03d}.png")
-        Image.fromarray(mask).save(folder / "masks" / f"{i:03d}.png")
+        Image.fromarray(image).save(folder / "images" / f"scan{i:03d}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"scan{i:03d}.png")
 
 
 TASKS = ((1, 2, 3), (4, 5), (6, 7))
@@ -110,15 +115,20 @@ class World:
 
     def kill(self, name):
         """With everything that it started."""
-        kit = str(self.folder / "kits" / name) + "/"
+        self.kill_all(self.folder / "kits" / name)
+        self.processes.pop(name).wait()
+
+    def kill_all(self, folder):
+        """Whatever runs with that folder."""
+        kit = f"{folder}/"
         for process in Path("/proc").iterdir():
             try:
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode() + " "
             except (OSError, UnicodeDecodeError):
                 continue
             if process.name.isdigit() and (kit in words or kit[:-1] + " " in words):
-                with_suppressed_kill(int(process.name))
-        self.processes.pop(name).wait()
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def site(self, name):
         (self.folder / "kits" / name / "site.toml").write_text(
@@ -143,11 +153,6 @@ class World:
                 return
             time.sleep(0.2)
         raise AssertionError((self.root / "run.log").read_text()[-2000:])
-
-
-def with_suppressed_kill(pid):
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -236,3 +241,318 @@ def test_three_tasks_over_the_network_are_those_of_one_process(tmp_path):
     assert len(reached.label_space.names) == 7
     for name, tensor in expected.weights.items():
         assert torch.equal(reached.weights[name], tensor), name
+
+
+HOSTILE = """
+import numpy as np
+from fiss.engines import wire
+
+plain, calls = wire.from_reply, []
+
+
+def poisoned(reply, memory=None, transfer="float32"):
+    packed = plain(reply, memory, transfer)
+    calls.append(1)
+    key = "model/encoder.conv1.weight"
+    weight = packed.arrays[key]
+    lie = len(calls)
+    if lie == 1:
+        packed.arrays[key] = np.full_like(weight, np.nan)
+    elif lie == 2:
+        packed.arrays[key] = weight[:1]
+    elif lie == 3:
+        packed.arrays["model/extra"] = weight
+    elif lie == 4:
+        del packed.arrays[key]
+    elif lie == 5:
+        packed.arrays[key] = weight + 1e4
+    return packed
+
+
+wire.from_reply = poisoned
+"""
+
+
+def knock(port, certificate):
+    """From outside, without a certificate or with one that another federation signed."""
+    bare = ssl.create_default_context()
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    if certificate is not None:
+        bare.load_cert_chain(*certificate)
+    with (
+        socket.create_connection(("localhost", port)) as plain,
+        bare.wrap_socket(plain, server_hostname="localhost") as channel,
+    ):
+        channel.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        if not channel.recv(100):
+            raise ConnectionError("closed")
+
+
+def test_sites_that_lie_die_or_do_not_belong(tmp_path):
+    settings = config(patience=20, largest=10)
+    names = ("a", "b", "c")
+
+    class WithoutC(Local):
+        def ask(self, orders):
+            return super().ask([order for order in orders if order.client != 2])
+
+    plain = tmp_path / "plain"
+    run = open_run(settings, plain / "run")
+    stage(plain, 0, names)
+    attendants = {}
+    for number, name in numbers(run, names).items():
+        (plain / "kits" / name).mkdir(parents=True)
+        (plain / "kits" / name / "site.toml").write_text(f'data = "{plain / name}"\ndevice = "cpu"\n')
+        spec = read_site(plain / "kits" / name / "site.toml")
+        attendants[number] = Attendant(plain / "kits" / name, settings, spec, Watcher())
+    lead(run, WithoutC(attendants), dict(enumerate(names)), 5, Watcher())
+
+    with world(tmp_path / "net", settings, *names) as here:
+        stage(here.root, 0, names)
+        for name in names:
+            here.site(name)
+        (tmp_path / "sitecustomize.py").write_text(HOSTILE)
+        here.start("localhost", "a", "b")
+        here.start("c", environment=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"})
+        assert here.run(5, 3).wait(240) == 0
+        said = [record["refused"] for record in here.records()]
+        assert [list(refused) for refused in said] == [["c"]] * 5
+        wrongs = ("not finite", "sent as", "such as extra", "such as encoder.conv1.weight", "times the others'")
+        assert all(wrong in refused["c"] for wrong, refused in zip(wrongs, said, strict=True))
+        unharmed, expected = final(RunFolder(here.folder / "run")), final(run)
+        assert all(torch.equal(unharmed.weights[name], tensor) for name, tensor in expected.weights.items())
+
+        # whoever has no kit of this federation does not get in, and that is logged
+        port = kits.read_project(here.folder)["port"]
+        kits.init(tmp_path / "net" / "other", settings, "localhost", ["x"], port)
+        shutil.move(tmp_path / "net" / "other" / "kits" / "x", here.folder / "kits" / "x")
+        here.start("x")
+        foreign = here.folder / "kits" / "x" / "startup"
+        for certificate, says in (
+            (None, "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
+            ((foreign / "client.crt", foreign / "client.key"), "CERTIFICATE_VERIFY_FAILED"),
+        ):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                knock(port, certificate)
+            here.until(lambda says=says: says in (here.root / "localhost.log").read_text(), 30)
+        here.until(lambda: "CERTIFICATE_VERIFY_FAILED" in (here.root / "x.log").read_text(), 60)
+
+        # a site dies in a round: the round ends without it, and it is back from the next job on
+        running = here.run(60, 3)
+        here.until(lambda: here.rounds() == 6)
+        here.kill("b")
+        here.until(lambda: any("b" in record["missing"] for record in here.records()))
+        lost = next(record for record in here.records() if "b" in record["missing"])
+        assert {reply["site"] for reply in lost["replies"]} <= {"a", "c"}
+        here.start("b")
+        here.until(lambda: "b" in [reply["site"] for reply in here.records()[-1]["replies"]])
+        assert here.records()[-1]["round"] > lost["round"]
+        assert "x" not in supervisor.survey(here.folder)["there"]
+        supervisor.stop(here.folder)
+        assert running.wait(60) == 0
+        assert here.rounds() < 60
+
+
+# Without a network
+
+
+def test_the_tutorial_as_it_stands(tmp_path):
+    """Every command of docs/deploy.md, with another port."""
+    pytest.importorskip("nvflare")
+    text = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
+    commands = text.split("```sh\n")[1].split("```")[0].strip().split("\n")
+    assert len(commands) <= 10
+    stage(tmp_path, 0, ("north", "south"))
+    here = World(tmp_path)
+    try:
+        for command in commands:
+            command = command.replace("8102", str(free_port())) if "init" in command else command
+            subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
+        assert len(list((tmp_path / "seen" / "masks").glob("*.png"))) == 6
+        assert len(list((tmp_path / "seen" / "overlays").glob("*"))) == 6
+        assert supervisor.progress(RunFolder(tmp_path / "demo" / "run"))["rounds"] == 3
+    finally:
+        here.kill_all(tmp_path / "demo")
+
+
+def attendant(tmp_path, settings, name="a"):
+    kit = tmp_path / "kits" / name
+    kit.mkdir(parents=True)
+    (kit / "site.toml").write_text(f'data = "{tmp_path / name}"\ndevice = "cpu"\n')
+    return Attendant(kit / "fiss", settings, read_site(kit / "site.toml"), Watcher())
+
+
+def listed_fields():
+    """The fields that docs/privacy.md lists, by message."""
+    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    found, kind = {"both": set(), "sighting": set(), "reply": set()}, "both"
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and set(cells[0]) != {"-"} and cells[0] != "message":
+            kind = next((k for k in found if k in cells[0]), kind)
+            found[kind] |= set(re.findall(r"`([\w/.]+)`", cells[1]))
+    return {k: found["both"] | found[k] for k in ("sighting", "reply")}
+
+
+def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a", "b"))
+    sent = []
+
+    class Spied(Local):
+        def probe(self, probes):
+            for probe in probes:
+                sent.append(self.attendants[probe.client](wire.from_probe(probe)))
+                yield wire.to_sighting(sent[-1])[0]
+
+        def ask(self, orders):
+            for order in orders:
+                sent.append(self.attendants[order.client](wire.from_order(order)))
+                yield wire.to_reply(sent[-1])[0]
+
+    run = open_run(settings, tmp_path / "run")
+    engine = Spied({i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))})
+    lead(run, engine, {0: "a", 1: "b"}, 2, Watcher())
+    stage(tmp_path, 1, ("a", "b"))
+    lead(run, engine, {0: "a", 1: "b"}, 4, Watcher())
+    fields = listed_fields()
+    kinds = set()
+    for packed in sent:
+        text = json.loads(packed.text)
+        kinds.add(text["kind"])
+        names = set(text) | {"model/..." for name in packed.arrays}
+        assert names <= fields[text["kind"]] | {"model/..."}
+        assert fields[text["kind"]] - {"model/..."} <= set(text)
+        assert text["memory"] is None
+        assert all(name.startswith("model/") for name in packed.arrays)
+        assert "scan" not in packed.text  # no name of a file
+        if text["kind"] == "reply" and text["report"]["pseudo_labels"]:
+            new = {DATA.classes[i - 1] for i in TASKS[1]}
+            assert not any(new & set(epoch["offered"]) for epoch in text["report"]["pseudo_labels"])
+    assert kinds == {"sighting", "reply"}
+
+
+def test_a_round_that_is_played_again_is_answered_again(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    run = open_run(settings, tmp_path / "run")
+    desk = attendant(tmp_path, settings)
+    lead(run, Local({0: desk}), {0: "a"}, 2, Watcher())
+    kept = shutil.copytree(run.path, tmp_path / "kept")
+    lead(run, Local({0: desk}), {0: "a"}, 3, Watcher())
+    again = RunFolder(kept)
+    lead(again, Local({0: desk}), {0: "a"}, 3, Watcher())  # the server died and lost its third round
+    for name, tensor in final(run).weights.items():
+        assert torch.equal(final(again).weights[name], tensor)
+    memory = json.loads(desk.path.read_bytes())
+    assert (memory["round"], memory["settled"]["epochs"], memory["now"]["epochs"]) == (2, 2, 3)
+
+
+def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    said = []
+
+    class Hears(Watcher):
+        def notice(self, text):
+            said.append(text)
+
+    (tmp_path / "site.toml").write_text('data = "a"\n[names]\ndisc = "circle"\n')
+    spec = read_site(tmp_path / "site.toml")
+    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Hears())
+    first = holdings.look_again()
+    assert (len(first.images), first.classes[0]) == (6, "circle")
+    assert set(first.labelled) <= {1, 2, 3}
+    assert holdings.look_again().mark == first.mark
+    reader = holdings.readers[0]
+    whole = (tmp_path / "a" / "masks" / "scan000.png").read_bytes()
+    (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "a" / "images" / "lonely.png").write_bytes((tmp_path / "a" / "images" / "scan001.png").read_bytes())
+    second = holdings.look_again()
+    assert len(second.images) == 5
+    assert second.mark != first.mark
+    assert holdings.readers[0] is not reader
+    holdings.look_again()
+    assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
+    (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
+    assert holdings.look_again().mark == first.mark
+    wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
+    wrong[0, 0] = 200
+    Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
+    assert len(holdings.look_again().images) == 5
+    assert "mask ids [200] are not in classes.txt" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dat = 'a'", "Did you mean 'data'"),
+        ("batch = 4", "data is missing"),
+        ("data = 'nowhere'", "images is not there"),
+        ("data = 'a'\nbatch = 1", "must be 2 or more"),
+        ("data = 'a'\nbatch = '4'", "expected int"),
+        ("data = 'a'\n[names]\ndisc = 3", "maps a class name to a class name"),
+        ("data = ", "site.toml"),
+    ],
+)
+def test_a_site_file_that_is_wrong_says_so(tmp_path, text, says):
+    stage(tmp_path, 0, ("a",))
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(UserError, match=says):
+        read_site(tmp_path / "site.toml")
+
+
+def test_what_makes_no_federation_is_refused(tmp_path):
+    told = replace(config(), monitor=MonitorSpec("told"))
+    with pytest.raises(UserError, match="a real site cannot know that"):
+        open_run(told, tmp_path / "run")
+    with pytest.raises(UserError, match="every name once"):
+        kits.init(tmp_path / "f", config(), "localhost", ["a", "a"], 9000)
+    with pytest.raises(UserError, match="letters, digits"):
+        kits.init(tmp_path / "f", config(), "localhost", ["a b"], 9000)
+    with pytest.raises(UserError, match="not a federation"):
+        kits.read_project(tmp_path)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_job_cannot_call_what_it_likes():
+    flare = pytest.importorskip("fiss.engines.flare")
+    with pytest.raises(UserError, match="not for a job to call"):
+        flare._named("os:system")
+
+
+class Scripted:
+    """A carrier whose sites answer as they are told to."""
+
+    def __init__(self, answers):
+        self.answers, self.asked = answers, []
+
+    def exchange(self, messages, quorum, patience):
+        for site, packed in messages:
+            self.asked.append((site, packed))
+            yield site, self.answers[site](packed)
+
+
+def test_a_site_that_cannot_be_understood_is_left_out():
+    flare = pytest.importorskip("fiss.engines.flare")
+    space = LabelSpace(((), ("x",)))
+    weights = {"w": torch.ones(2)}
+
+    def good(packed):
+        return wire.from_reply(Reply(0, 3, weights))
+
+    answers = {
+        "a": good,
+        "b": good,  # speaks for another
+        "c": lambda packed: wire.Packed("nonsense"),
+        "d": lambda packed: wire.Packed(json.dumps({"kind": "reply", "client": 3, "surprise": 1})),
+        "e": lambda packed: "it did not answer in time",
+    }
+    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcde")), FederationSpec())
+    teacher = Snapshot("before-0001", space, weights)
+    orders = [Order(n, 4, space, weights, teacher) for n in range(5)]
+    assert [reply.client for reply in engine.ask(orders)] == [0]
+    assert set(engine.missing) == {1, 2, 3, 4}
+    assert "speaks for another" in engine.missing[1]
+    assert [reply.client for reply in engine.ask(orders)] == [0]
+    sent = [packed for site, packed in engine.carrier.asked if site == "a"]
+    assert [any(name.startswith("teacher/") for name in packed.arrays) for packed in sent] == [True, False]

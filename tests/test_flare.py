@@ -134,6 +134,12 @@ def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypat
         flaring.simulate(replace(tiny, seed=6), tmp_path / "r", 1, Watcher())
 
 
+def test_one_gpu_per_site_where_there_are_several():
+    assert flaring._at_once(4, 0) == flaring._at_once(4, 1) == ["-t", "4"]
+    assert flaring._at_once(4, 3) == ["-gpu", "0,1,2"]
+    assert flaring._at_once(2, 8) == ["-gpu", "0,1"]
+
+
 def test_what_is_wrong_is_said_before_anything_starts(tiny, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No VOC 2012"):
         flaring.simulate(

@@ -1,0 +1,125 @@
+"""What a round costs beyond training in a real federation: one server and four sites on this machine, mutual TLS.
+
+python benchmarks/network.py             # a model of 60 million parameters
+"""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import common
+import numpy as np
+from PIL import Image
+
+from fiss import kits, presets
+from fiss.checkpoint import RunFolder
+from fiss.config import Config
+from fiss.deployment import Attendant
+from fiss.engines import wire
+from fiss.federation.messages import Order
+from fiss.holdings import read_site
+from fiss.labels import LabelSpace
+from fiss.methods.monitors import MonitorSpec
+from fiss.models.segmenter import build
+from fiss.supervisor import progress
+from fiss.watch import Watcher
+
+SITES = ("a", "b", "c", "d")
+
+
+def main() -> None:
+    """Four rounds of sites that train one step of two small images each."""
+    given = common.arguments(__doc__ or "")
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for transfer in ("float32",) if given.tiny else ("float32", "bfloat16"):
+        with TemporaryDirectory(prefix="fiss-network-") as place:
+            size, seconds, alone = _measure(Path(place), given.tiny, transfer)
+        training = alone * math.ceil(len(SITES) / (os.cpu_count() or 1))
+        rows.append(
+            {
+                "transfer": transfer,
+                "s per round": float(np.median(seconds)),
+                "a site's training alone, s": alone,
+                "beyond training, s": float(np.median(seconds)) - training,
+                "MB each way and site": size * (4 if transfer == "float32" else 2) / 1e6,
+            }
+        )
+        common.report("a round over the network", "python benchmarks/network.py", given, rows, {"parameters": size})
+
+
+def _measure(place: Path, tiny: bool, transfer: str) -> tuple[int, list[float], float]:
+    plain = presets.find("shapes")
+    network = replace(presets.SMALL_NETWORK if tiny else presets.PUBLISHED_NETWORK, weights="none")
+    config = replace(
+        plain,
+        model=network,
+        augment=replace(plain.augment, crop=32),
+        training=replace(plain.training, epochs=1, batch=2, threads=1),
+        monitor=MonitorSpec("never", probed="selected"),
+        world=replace(plain.world, per_round=4),
+        federation=replace(plain.federation, transfer=transfer),  # type: ignore[arg-type]
+    )
+    size = sum(p.numel() for p in build(network, (2,), 0).parameters())
+    folder = place / "fed"
+    kits.init(folder, config, "localhost", SITES, 28400)
+    draw = np.random.default_rng(0)
+    for name in SITES:
+        for kind in ("images", "masks"):
+            (place / name / kind).mkdir(parents=True)
+        (place / name / "classes.txt").write_text("thing\n")
+        for i in range(2):
+            Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8)).save(place / name / "images" / f"{i}.png")
+            Image.fromarray(draw.integers(0, 2, (32, 32), np.uint8)).save(place / name / "masks" / f"{i}.png")
+        (folder / "kits" / name / "site.toml").write_text(f'data = "{place / name}"\ndevice = "cpu"\n')
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    try:
+        for name in ("localhost", *SITES):
+            log = (place / f"{name}.log").open("wb")
+            script = ["bash", str(folder / "kits" / name / "startup" / "sub_start.sh"), "--once"]
+            subprocess.Popen(script, stdout=log, stderr=log, env=environment)
+        rounds = "2" if tiny else "5"
+        words = ["-m", "fiss", "federation", "run", str(folder), "--rounds", rounds, "--sites", str(len(SITES))]
+        began = time.monotonic()
+        subprocess.run([sys.executable, *words], check=True, env=environment)
+        print(f"{time.monotonic() - began:.0f} s in all, {progress(RunFolder(folder / 'run'))['rounds']} rounds")
+    finally:
+        _kill(folder)
+    records = RunFolder(folder / "run").records("rounds.jsonl")[1:]  # the first also loads everything
+    return size, [record["seconds"] for record in records], _alone(folder, config)
+
+
+def _alone(folder: Path, config: Config) -> float:
+    """Seconds in which a site trains for a round, with nothing else on the machine; reading and writing its message is
+    in it."""
+    kit = folder / "kits" / SITES[0]
+    desk = Attendant(folder / "alone", config, read_site(kit / "site.toml"), Watcher())
+    space = LabelSpace(((), ("thing",)))
+    weights = build(config.model, space.sizes, 0).weights()
+    packed = wire.from_order(Order(0, 0, space, weights, None), transfer=config.federation.transfer)
+    desk(packed)
+    began = time.monotonic()
+    desk(packed)
+    return time.monotonic() - began
+
+
+def _kill(folder: Path) -> None:
+    for process in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if f"{folder}/" in (process / "cmdline").read_bytes().replace(b"\0", b" ").decode():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
