@@ -4,8 +4,7 @@
 set -eu
 data=$1 weights=$2 out=$3 jobs=${4:-1}
 sweep() {
-    fiss sweep "$@" --share --jobs "$jobs" --out "$out" --set data.root="$data" --set model.weights="$weights" \
-        --set evaluation.every=task --set training.workers=3
+    fiss sweep "$@" --share --jobs "$jobs" --out "$out" --set data.root="$data" --set model.weights="$weights" --set training.workers=3
 }
 sweep voc-15-1-small --methods paper,mib-100,fbl-paper,fbl-reference
 sweep voc-4-4-small voc-8-2-small --methods paper

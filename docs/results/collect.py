@@ -1,0 +1,53 @@
+"""Finished runs as one JSON: scores by class after every task, seconds, accepted pseudo labels.
+
+python docs/results/collect.py "HARDWARE" COMMIT "COMMAND" RUN... > FILE.json
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from fiss.checkpoint import RunFolder
+from fiss.presets import label
+
+
+def accepted(rounds: list[dict]) -> list[dict[str, float]]:
+    """By task: the share of the offered pixels of each class that was accepted, all clients and epochs together."""
+    counts: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    for record in rounds:
+        for reply in record["replies"]:
+            for epoch in reply["report"].get("pseudo_labels", ()):
+                for name, offered in epoch["offered"].items():
+                    pair = counts[record["task"]][name]
+                    pair[0] += offered
+                    pair[1] += epoch["accepted"][name]
+    return [
+        {name: round(a / o, 4) for name, (o, a) in counts[task].items() if o} for task in sorted(counts) if counts[task]
+    ]
+
+
+def one(path: Path) -> dict:
+    """What there is to keep of a run."""
+    folder = RunFolder.open(path)
+    config, rounds = folder.config(), folder.records("rounds.jsonl")
+    scores = [s for s in folder.records("scores.jsonl") if s["ends_task"]]
+    return {
+        "preset": config.name,
+        "method": label(config),
+        "seed": config.seed,
+        "finished": folder.finished(),
+        "own first task": not config.base,
+        "monitor": config.monitor.name,
+        "seconds": round(sum(r["seconds"] for r in rounds)),
+        "miou": [round(s["miou"], 2) for s in scores],
+        "iou": [{k: round(v, 2) if v is not None else None for k, v in s["iou"].items()} for s in scores],
+        "transitions": {k: v for k, v in scores[-1].get("transitions", {}).items() if k != "clients"} or None,
+        "pseudo labels accepted": accepted(rounds) or None,
+    }
+
+
+if __name__ == "__main__":
+    hardware, commit, command, *runs = sys.argv[1:]
+    record = {"hardware": hardware, "commit": commit, "command": command, "runs": [one(Path(run)) for run in runs]}
+    print(json.dumps(record, indent=1))
