@@ -32,8 +32,9 @@ from fiss.watch import Watcher
 
 UNTOLD = ("names", "entropy", "images", "misfit", "features", "never")
 """Monitors that a site can use: the others know what only a simulation knows."""
-STOP, RENEW = "stop", "renew"
-"""Marks in the run folder: end after this round; end this job, for the sites have changed."""
+STOP, RENEW, JOB = "stop", "renew", "job.json"
+"""In the run folder: marks to end after this round, or to end this job because the sites have changed; and who is in
+it."""
 
 
 def check(config: Config) -> None:
@@ -50,6 +51,9 @@ class Reachable(Engine, Protocol):
     """An engine that knows who does not answer."""
 
     missing: dict[int, str]
+    """Sites that are not asked again, and why."""
+    late: dict[int, str]
+    """Sites whose answers a round did not wait for."""
 
 
 def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
@@ -82,7 +86,8 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         calls = _calls(folder, config, engine, names, start, until)
         for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
             asked = {*result.call.selected, *result.call.probed}
-            lost = {names[n]: why for n, why in sorted(engine.missing.items()) if n in asked}
+            lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
+            engine.late.clear()
             folder.append(
                 "rounds.jsonl",
                 {
@@ -109,12 +114,13 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             done = result.call.round + 1
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
+        (folder.path / JOB).unlink(missing_ok=True)
 
 
 def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:
     """For whoever supervises: who is in this job, and who has been missing since when."""
     record = {"sites": sorted(names.values()), "missing": dict(gone)}
-    write_atomically(folder.path / "job.json", json.dumps(record).encode())
+    write_atomically(folder.path / JOB, json.dumps(record).encode())
 
 
 def _beginning(config: Config) -> Server:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fiss import kits
 from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import to_toml
-from fiss.deployment import RENEW, STOP, open_run
+from fiss.deployment import JOB, RENEW, STOP, open_run
 from fiss.errors import UserError
 from fiss.flaring import write_job
 from fiss.watch import Watcher
@@ -75,7 +75,7 @@ def progress(run: RunFolder) -> dict[str, Any]:
     if count and len(records) >= count:
         last = records[count - 1]
     with suppress(OSError, ValueError):
-        job = json.loads((run.path / "job.json").read_bytes())
+        job = json.loads((run.path / JOB).read_bytes())
     return {"rounds": count, "last": last, "job": job}
 
 
@@ -106,7 +106,7 @@ def _one_job(folder: Path, run: RunFolder, rounds: int, least: int, watcher: Wat
         if len(there) < least:
             return False
         (run.path / RENEW).unlink(missing_ok=True)
-        (run.path / "job.json").unlink(missing_ok=True)
+        (run.path / JOB).unlink(missing_ok=True)
         before = told = progress(run)["rounds"]
         with TemporaryDirectory(prefix="fiss-job-") as place:
             config = to_toml(run.config())

@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ class Local:
     """The same sites in this process."""
 
     def __init__(self, attendants):
-        self.attendants, self.missing = attendants, {}
+        self.attendants, self.missing, self.late = attendants, {}, {}
 
     def probe(self, probes):
         for probe in probes:
@@ -546,13 +547,62 @@ def test_a_site_that_cannot_be_understood_is_left_out():
         "c": lambda packed: wire.Packed("nonsense"),
         "d": lambda packed: wire.Packed(json.dumps({"kind": "reply", "client": 3, "surprise": 1})),
         "e": lambda packed: "it did not answer in time",
+        "f": lambda packed: flare.TOO_LATE,
+        "g": lambda packed: wire.Packed(good(packed).text.replace('"images": 3', '"images": 1e300'), {}),
+        "h": lambda packed: wire.Packed(good(packed).text.replace('"losses": {}', '"losses": {"a": "b"}'), {}),
+        "i": lambda packed: wire.Packed(good(packed).text + " " * 2**24),
     }
-    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcde")), FederationSpec())
+    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcdefghi")), FederationSpec())
     teacher = Snapshot("before-0001", space, weights)
-    orders = [Order(n, 4, space, weights, teacher) for n in range(5)]
+    orders = [Order(n, 4, space, weights, teacher) for n in range(9)]
     assert [reply.client for reply in engine.ask(orders)] == [0]
-    assert set(engine.missing) == {1, 2, 3, 4}
+    assert set(engine.missing) == {1, 2, 3, 4, 6, 7, 8}
+    assert engine.late == {5: flare.TOO_LATE}
+    assert "too long" in engine.missing[8]
     assert "speaks for another" in engine.missing[1]
     assert [reply.client for reply in engine.ask(orders)] == [0]
     sent = [packed for site, packed in engine.carrier.asked if site == "a"]
     assert [any(name.startswith("teacher/") for name in packed.arrays) for packed in sent] == [True, False]
+
+
+def test_a_round_ends_by_quorum_or_patience():
+    """With a controller that lets sites answer, fail, run out of time, or say nothing."""
+    flare = pytest.importorskip("fiss.engines.flare")
+    cancelled = []
+
+    class Controller:
+        def __init__(self, behaviour):
+            self.behaviour = behaviour
+
+        def broadcast(self, task, fl_ctx, targets, min_responses):
+            (site,) = targets
+            how = self.behaviour[site]
+            if how in ("answers", "fails"):
+                result = flare._shareable(wire.Packed(site)) if how == "answers" else None
+                result = result if result is not None else flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION)
+                come = SimpleNamespace(client=SimpleNamespace(name=site), result=result)
+                task.result_received_cb(client_task=come, fl_ctx=None)
+            if how in ("answers", "runs out"):
+                status = flare.TaskCompletionStatus
+                task.completion_status = status.OK if how == "answers" else status.TIMEOUT
+                task.task_done_cb(task=task, fl_ctx=None)
+
+        def cancel_task(self, task):
+            cancelled.append(task.props["site"])
+
+    def outcome(behaviour, **limits):
+        carrier = flare.Carrier(Controller(behaviour), None, SimpleNamespace(triggered=False), list(behaviour))
+        found = dict(carrier.exchange([(site, wire.Packed("hello")) for site in behaviour], **limits))
+        return {site: what if isinstance(what, str) else "answer" for site, what in found.items()}
+
+    late = flare.TOO_LATE
+    four = {"a": "answers", "b": "answers", "c": "silent", "d": "silent"}
+    assert outcome(four, quorum=0.5) == {"a": "answer", "b": "answer", "c": late, "d": late}
+    assert cancelled == ["c", "d"]
+    mixed = outcome({"a": "answers", "b": "fails", "c": "runs out"}, patience=5)
+    assert mixed["a"] == "answer"
+    assert "its log says why" in mixed["b"]
+    assert "in time" in mixed["c"]
+    stopped = flare.Carrier(Controller(four), None, SimpleNamespace(triggered=True), list(four))
+    with pytest.raises(UserError, match="was stopped"):
+        list(stopped.exchange([(site, wire.Packed("hello")) for site in four]))

@@ -28,6 +28,7 @@ from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 
 TASK = "fiss"
+TOO_LATE = "it was too late"
 Said = TypeVar("Said", Sighting, Reply)
 
 
@@ -159,7 +160,7 @@ class Carrier:
             send_next(site)
         for site, task in open_tasks.items():
             self.controller.cancel_task(task)
-            yield site, "it was too late"
+            yield site, TOO_LATE
 
 
 class Deployed:
@@ -170,6 +171,7 @@ class Deployed:
         self.numbers = {name: number for number, name in names.items()}
         self.has: dict[str, set[str]] = {name: set() for name in self.numbers}
         self.missing: dict[int, str] = {}
+        self.late: dict[int, str] = {}
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Whoever answers."""
@@ -195,7 +197,7 @@ class Deployed:
         for site, answer in self.carrier.exchange(messages, self.spec.quorum, self.spec.patience):
             number = self.numbers[site]
             if isinstance(answer, str):
-                self.missing[number] = answer
+                (self.late if answer == TOO_LATE else self.missing)[number] = answer
                 continue
             try:
                 said, memory = read(answer)

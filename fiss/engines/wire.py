@@ -22,6 +22,11 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The shorter types that weights may travel as."""
 
 
+MOST_IMAGES = 10**9
+"""What a reply can count to: its number of images may be its weight."""
+LONGEST_TEXT = 2**24
+
+
 @dataclass(frozen=True)
 class Packed:
     """A message on its way."""
@@ -90,6 +95,8 @@ def to_sighting(packed: Packed) -> tuple[Sighting, Memory | None]:
     """What a server hears."""
     text = _read(packed, "sighting")
     said = Sighting(text["client"], tuple(text["missing"]), text["transition"], text["teacher"])
+    if type(said.transition) is not bool or not (said.teacher is None or type(said.teacher) is int):
+        raise UserError("transition must be true or false, and teacher a whole number or nothing.")
     return said, _memory(text)
 
 
@@ -105,6 +112,11 @@ def to_reply(packed: Packed) -> tuple[Reply, Memory | None]:
     text = _read(packed, "reply")
     memory, model = _memory(text), _weights(packed.arrays, "model", text["transfer"])
     del text["kind"], text["memory"], text["transfer"]
+    counts = [text[name] for name in ("client", "images", "steps", "samples")]
+    if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
+        raise UserError(f"images, steps and samples must be whole numbers below {MOST_IMAGES:,}.")
+    if type(text["transition"]) is not bool or not all(type(v) in (int, float) for v in text["losses"].values()):
+        raise UserError("transition must be true or false, and losses numbers.")
     return Reply(**text, weights=model), memory
 
 
@@ -131,6 +143,8 @@ def _space(text: Mapping[str, Any]) -> LabelSpace:
 
 
 def _read(packed: Packed, kind: str) -> dict[str, Any]:
+    if len(packed.text) > LONGEST_TEXT:
+        raise UserError(f"A message of {len(packed.text):,} letters is too long.")
     text: dict[str, Any] = json.loads(packed.text)
     if text.get("kind") != kind:
         raise UserError(f"Expected a message of kind {kind}, got {text.get('kind')}.")
