@@ -43,6 +43,8 @@ def check(config: Config) -> None:
         raise UserError(
             f"monitor.name = {config.monitor.name}: a real site cannot know that; use one of {', '.join(UNTOLD)}."
         )
+    if config.federation.private_names:
+        raise UserError("federation.private_names: the server would know the key; give it in each site's site.toml.")
     if config.joint or config.base:
         raise UserError("joint and base belong to simulations; leave them out.")
 
@@ -54,6 +56,8 @@ class Reachable(Engine, Protocol):
     """Sites that are not asked again, and why."""
     late: dict[int, str]
     """Sites whose answers a round did not wait for."""
+    heard: dict[int, int]
+    """The last round in which each site's sighting was taken note of."""
 
 
 def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
@@ -82,10 +86,13 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         start = state.next_round if state else 0
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
+        engine.heard |= _heard(folder)
         _tell(folder, names, gone)
         calls = _calls(folder, config, engine, names, start, until)
         for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
             asked = {*result.call.selected, *result.call.probed}
+            if asked <= engine.missing.keys():
+                return  # nobody was there: no round
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
             folder.append(
@@ -112,9 +119,16 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             for name, why in lost.items():
                 watcher.notice(f"round {result.call.round}: {name} took no part: {why}")
             done = result.call.round + 1
+            engine.heard |= {sighting.client: result.call.round for sighting in result.sightings}
+            write_atomically(folder.path / "heard.json", json.dumps(engine.heard).encode())
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
+
+
+def _heard(folder: RunFolder) -> dict[int, int]:
+    path = folder.path / "heard.json"
+    return {int(site): int(round_) for site, round_ in json.loads(path.read_bytes()).items()} if path.is_file() else {}
 
 
 def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:
@@ -188,20 +202,28 @@ class Attendant:
         readers = self.holdings.readers
         self.trainer = Trainer(network("none"), teacher, readers[0], training, readers[1], yardstick)
         self.teachers: dict[str, Snapshot] = {}
+        self.key = spec.key
+        self.looked: tuple[int, Site] | None = None
 
     def __call__(self, packed: Packed) -> Packed:
         """Its answer."""
-        kind = json.loads(packed.text)["kind"]
+        text = json.loads(packed.text)
+        if text["kind"] == "probe" or self.looked is None or self.looked[0] != text["round"]:
+            self.looked = text["round"], self._site()
+        if text["kind"] == "probe":
+            return self._sight(packed, self.looked[1], text.get("heard"))
+        return self._train(packed, self.looked[1])
+
+    def _site(self) -> Site:
+        """What is there now; it stays so for the round."""
         held = self.holdings.look_again()
         self.trainer.reader, self.trainer.plain = self.holdings.readers
-        key = self.config.federation.private_names
-        classes = tuple(private(name, key) for name in held.classes) if key else held.classes
-        site = Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
-        return self._sight(packed, site) if kind == "probe" else self._train(packed, site)
+        classes = tuple(private(name, self.key) for name in held.classes) if self.key else held.classes
+        return Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
 
-    def _sight(self, packed: Packed, site: Site) -> Packed:
+    def _sight(self, packed: Packed, site: Site, heard: int | None) -> Packed:
         probe, _ = wire.to_probe(packed)
-        kept = self._kept(probe.round)
+        kept = self._kept(probe.round, heard)
         sighting, memory = sight(probe, kept.settled, site, self.config.monitor, self.trainer)
         self._keep(replace(kept, probed=memory, now=memory))
         return wire.from_sighting(sighting)
@@ -210,7 +232,9 @@ class Attendant:
         order, _ = wire.to_order(packed, self.teachers)
         for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
             del self.teachers[name]
-        kept = self._kept(order.round)
+        kept = self._kept(order.round, None)
+        known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
+        site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
         for epoch in batches(order, site, self.config.method, self.config.training):
             self.trainer.reader.ask(epoch)
         memory = kept.probed or kept.settled
@@ -218,8 +242,9 @@ class Attendant:
         self._keep(replace(kept, now=memory))
         return wire.from_reply(reply, transfer=self.config.federation.transfer)
 
-    def _kept(self, round_: int) -> _Kept:
-        """As of that round: what it was before it, if it is played again."""
+    def _kept(self, round_: int, heard: int | None) -> _Kept:
+        """As of that round: what it was before it, if it is played again, or if what the site saw in the last one never
+        reached the server."""
         try:
             text = json.loads(self.path.read_bytes()) if self.path.is_file() else None
         except ValueError as error:
@@ -227,6 +252,11 @@ class Attendant:
         if text is None:
             return _Kept(round_, Memory(), None, Memory())
         settled, now = Memory(**text["settled"]), Memory(**text["now"])
+        if text["round"] > round_:
+            self.watcher.notice(f"{self.path} is of a run that was further than this one: the site begins anew.")
+            return _Kept(round_, Memory(), None, Memory())
+        if text["round"] < round_ and heard is not None and heard < text["round"]:
+            return _Kept(round_, settled, None, settled)
         if text["round"] == round_:
             probed = Memory(**text["probed"]) if text["probed"] is not None else None
             return _Kept(round_, settled, probed, now)

@@ -98,11 +98,14 @@ def _go_on(
     calls = _calls(setup, next_round, watcher)
     spec = config.federation
     for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
-        if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
-            reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
-            raise UserError(f"Every update of this round was refused, the model stays as it was before it. {reasons}")
         turn = setup.plan.turns[result.call.round]
         folder.append("rounds.jsonl", _round_record(setup, result, memories, monotonic() - began))
+        if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
+            reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
+            raise UserError(
+                "Every update of this round was refused, the model stays as it was before it; rounds.jsonl has their "
+                f"losses. {reasons}"
+            )
         ends = turn.rounds_left == 1
         if ends or config.evaluation.every == "round":
             trainer.prepare(result.server.weights, result.server.label_space.sizes)

@@ -4,6 +4,7 @@ New files, and new classes, simply appear. A file that is half written, or has n
 round.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ class SiteSpec:
     """Images per step; 0: as the federation says."""
     weights: str = ""
     """A local .safetensors file of the encoder, to compare new images with; empty: as the federation says."""
+    key: str = ""
+    """A secret that the sites share and the server does not know: class names then travel as keyed hashes."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What the federation calls a class, where the site calls it something else."""
 
@@ -44,6 +47,7 @@ TEMPLATE = """\
 data = "DATA"      # a folder with images/, masks/ and classes.txt (one name per line; the first is mask id 1)
 device = "auto"    # or cpu, cuda, cuda:1
 batch = 0          # images per step; 0: as the federation says
+key = ""           # a secret that the sites share and the server does not know: class names then travel as hashes
 weights = ""       # a local .safetensors file of the encoder, to compare new images with
 
 [names]            # what the federation calls a class, where this site calls it something else
@@ -87,8 +91,11 @@ def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
     if not path.is_file():
         raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
     text = path.read_text(encoding="utf-8")
-    for key, value in (("data", f'"{data.expanduser().absolute()}"'), ("device", f'"{device}"'), ("batch", str(batch))):
-        text = re.sub(rf"(?m)^{key} = \S+", f"{key} = {value}".replace("\\", "\\\\"), text, count=1)
+    for key, value in (("data", str(data.expanduser().absolute())), ("device", device), ("batch", batch)):
+        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        text, found = re.subn(rf'(?m)^{key} = ("(\\.|[^"\\\n])*"|\S+)', line.replace("\\", r"\\"), text, count=1)
+        if not found:
+            raise UserError(f"{path}: it has no line `{key} = ...` to change; write it by hand.")
     part = path.with_name("site.toml.part")
     part.write_text(text, encoding="utf-8")
     spec = read_site(part)
@@ -124,7 +131,7 @@ class Holdings:
     def __init__(self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, watcher: Watcher) -> None:
         self.spec, self.augment, self.device, self.watcher = spec, augment, device, watcher
         self.root = Path(spec.data)
-        self._seen: dict[tuple[str, int, int, int, int], NDArray[np.bool_]] = {}
+        self._seen: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
         self._told: set[str] = set()
         self._mark: int | None = None
         self.readers = self._readers(FileSplit("train", (), (), ()))
@@ -136,14 +143,14 @@ class Holdings:
         images, masks = (files_by_stem(self.root / name)[0] for name in ("images", "masks"))
         listed = self.root / "train.txt"
         stems = [s for s in (read_list(listed) if listed.is_file() else sorted(images)) if s in images and s in masks]
-        good, shown, sizes = [], np.zeros(256, bool), []
+        good, shown, sums = [], np.zeros(256, bool), []
         for stem in stems:
             found = self._look(stem, images[stem], masks[stem], len(classes))
             if found is not None:
                 shown |= found[0]
                 good.append(stem)
-                sizes.append(found[1])
-        mark = crc32("\n".join(f"{stem} {size}" for stem, size in zip(good, sizes, strict=True)).encode())
+                sums.append(found[1])
+        mark = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
         if mark != self._mark:
             split = FileSplit("train", tuple(good), tuple(images[s] for s in good), tuple(masks[s] for s in good))
             self.readers, self._mark = self._readers(split), mark
@@ -152,23 +159,22 @@ class Holdings:
         return Held(names, range(len(good)), labelled, mark)
 
     def _look(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
-        """Which ids a mask shows, and the size of both files; None if they cannot be read yet."""
+        """Which ids a mask shows, and a checksum of both files; None if they cannot be read yet."""
         try:
             stats = image.stat(), mask.stat()
-            size = stats[0].st_size + stats[1].st_size
             key = (stem, stats[0].st_size, stats[0].st_mtime_ns, stats[1].st_size, stats[1].st_mtime_ns)
             if key not in self._seen:
                 _, ids = FileSplit("train", (stem,), (image,), (mask,)).read(0)
                 shown = np.bincount(ids.ravel(), minlength=256) > 0
                 if wrong := [int(i) for i in np.nonzero(shown)[0] if classes < i < IGNORE]:
                     raise UserError(f"{mask}: mask ids {wrong} are not in classes.txt, which has {classes} names.")
-                self._seen[key] = shown
+                self._seen[key] = shown, crc32(mask.read_bytes(), crc32(image.read_bytes()))
         except (UserError, OSError) as error:
             if str(error) not in self._told:
                 self.watcher.notice(f"left for the next round: {error}")
                 self._told.add(str(error))
             return None
-        return self._seen[key], size
+        return self._seen[key]
 
     def _readers(self, split: FileSplit) -> tuple[Reader, Reader]:
         pin = self.device.type == "cuda"

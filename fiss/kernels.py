@@ -113,7 +113,8 @@ def _entropy(logits, out, classes, pixels, channels, C: tl.constexpr, BLOCK: tl.
     terms = tl.where(log_p > -80.0, tl.exp(log_p) * log_p, 0.0)
     place = image.to(tl.int64) * pixels + pixel
     tl.store(out + place, -tl.sum(terms, 0), mask=pixel < pixels)
-    tl.store(classes + place, tl.argmax(z, 0).to(tl.int32), mask=pixel < pixels)
+    largest = tl.minimum(tl.argmax(z, 0).to(tl.int32), channels - 1)  # of what is no number, any
+    tl.store(classes + place, largest, mask=pixel < pixels)
 
 
 @triton.jit
@@ -165,7 +166,9 @@ def _add_up(index, values, out, count, size, copies, VALUED: tl.constexpr, BLOCK
     ones, since additions to one address wait for each other."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < count
-    cell = out + (at % copies) * size + tl.load(index + at, mask=wanted, other=0).to(tl.int32)
+    place = tl.load(index + at, mask=wanted, other=0).to(tl.int32)
+    wanted = wanted & (place >= 0) & (place < size)
+    cell = out + (at % copies) * size + place
     if VALUED:
         tl.atomic_add(cell, tl.load(values + at, mask=wanted, other=0), mask=wanted, sem="relaxed")
     else:

@@ -46,7 +46,11 @@ def add(folder: Path, site: str) -> Path:
     project = read_project(folder)
     _check_names([project["server"], *project["sites"], site])
     _write_project(folder, project["server"], [*project["sites"], site], project["port"])
-    return _provision(folder, [site])[0]
+    try:
+        return _provision(folder, [site])[0]
+    except UserError:
+        _write_project(folder, project["server"], project["sites"], project["port"])
+        raise
 
 
 def read_project(folder: Path) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _furnish(kit: Path) -> None:
-    """What FLARE's defaults lack: our classes are allowed, everything of a kit stays in its folder, and a new job
+    """What FLARE's defaults lack: our classes are allowed, jobs have a place of their own, logs stay, and a new job
     starts at once; for a site its site.toml."""
     default = kit / "local" / "resources.json.default"
     resources = json.loads(default.read_bytes())

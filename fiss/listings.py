@@ -79,7 +79,7 @@ def federation_table(known: dict[str, Any]) -> Table:
     table = Table(title=str(known["folder"]), show_header=False, title_justify="left")
     stopping = ", ending after this round" if known["stopping"] else ""
     table.add_row("rounds finished", f"{known['rounds']}{stopping}")
-    table.add_row("classes", ", ".join(last.get("classes", ())) or "none yet")
+    table.add_row("classes", escape(", ".join(last.get("classes", ()))) or "none yet")
     for name in known["sites"]:
         parts = ["not reached" if there is None else "connected" if name in there else "not connected"]
         parts += ["in the present job" if name in job.get("sites", ()) and name not in job["missing"] else ""]
@@ -91,7 +91,7 @@ def federation_table(known: dict[str, Any]) -> Table:
     if last:
         from fiss.supervisor import line
 
-        table.add_row("last round", line(last))
+        table.add_row("last round", escape(line(last)))
     if there is None:
         table.add_row("server", f"{known['server']}:{known['port']} does not answer")
     return table

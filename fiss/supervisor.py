@@ -4,8 +4,10 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
+import fcntl
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
@@ -24,36 +26,55 @@ if TYPE_CHECKING:
 
 FRESH = 40.0
 """Seconds since a site was last heard of after which it does not count as there."""
+FIRST_WAIT, LONGEST_WAIT = 5.0, 3600.0
 
 
 def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience: float = 600.0) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
-    `patience` seconds without a server, or without so many sites, it gives up."""
+    `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
     run = open_run(kits.config_of(folder), folder / "run")
-    for mark in (STOP, RENEW):
-        (run.path / mark).unlink(missing_ok=True)
-    deadline, said = monotonic() + patience, ""
-    while not _done(run, rounds):
-        problem = ""
-        try:
-            if _one_job(folder, run, rounds, least, watcher):
-                deadline = monotonic() + patience
-            else:
-                problem = f"waiting for {least} site(s)"
-        except UserError:
-            raise
-        except Exception as error:  # whatever FLARE raises when the server is away: it may come back
-            problem = f"waiting for the server ({type(error).__name__})"
-        if problem and problem != said:
-            watcher.notice(problem)
-        said = problem
-        if monotonic() > deadline:
-            raise UserError(
-                f"{folder}: for {patience:.0f} s there was no server with {least} site(s). Start them "
-                "(startup/start.sh in their kits) and give the same command again; nothing is lost."
-            )
-        sleep(1.0)
+    with _alone(folder):
+        for mark in (STOP, RENEW):
+            (run.path / mark).unlink(missing_ok=True)
+        trouble, said, series = 0.0, "", _Series(folder, run, rounds, least, watcher)
+        while not _done(run, rounds):
+            before, problem = progress(run)["rounds"], ""
+            try:
+                problem = series.one_job()
+            except _away() as error:
+                problem = f"waiting for the server ({type(error).__name__})"
+            if progress(run)["rounds"] > before:
+                trouble = 0.0
+            elif problem:
+                trouble = trouble or monotonic()
+            if problem and problem != said:
+                watcher.notice(problem)
+            said = problem
+            if trouble and monotonic() - trouble > patience:
+                raise UserError(
+                    f"{folder}: no progress for {patience:.0f} s ({problem}). Start server and sites "
+                    "(startup/start.sh in their kits) and give the same command again; nothing is lost."
+                )
+            sleep(1.0)
     return run
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One supervisor at a time; the lock goes with the process, however that ends."""
+    with (folder / "federation.toml").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder}: another `fiss federation run` is at work in it.") from error
+        yield
+
+
+def _away() -> tuple[type[BaseException], ...]:
+    """What FLARE raises when the server cannot be reached; it may come back."""
+    from fiss.engines.flare_admin import AWAY
+
+    return AWAY
 
 
 def stop(folder: Path) -> None:
@@ -67,16 +88,16 @@ def _done(run: RunFolder, rounds: int) -> bool:
 
 
 def progress(run: RunFolder) -> dict[str, Any]:
-    """How far it is: finished rounds, the last of them, and who is in the present job."""
-    count, last, job = 0, {}, {}
-    with suppress(OSError, ValueError, KeyError):
-        count = int(json.loads((run.path / "state.json").read_bytes())["next_round"])
-    records = run.records("rounds.jsonl") if (run.path / "rounds.jsonl").is_file() else []
-    if count and len(records) >= count:
-        last = records[count - 1]
+    """How far it is: the rounds that count, as many as there are, and who is in the present job."""
+    records: list[dict[str, Any]] = []
+    job: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError):  # none yet; what lies beyond the length is being written
+        length = int(json.loads((run.path / "state.json").read_bytes())["lengths"]["rounds.jsonl"])
+        text = (run.path / "rounds.jsonl").read_bytes()[:length].decode()
+        records = [json.loads(line) for line in text.split("\n") if line]
     with suppress(OSError, ValueError):
         job = json.loads((run.path / JOB).read_bytes())
-    return {"rounds": count, "last": last, "job": job}
+    return {"rounds": len(records), "last": records[-1] if records else {}, "job": job, "records": records}
 
 
 def survey(folder: Path) -> dict[str, Any]:
@@ -90,66 +111,81 @@ def survey(folder: Path) -> dict[str, Any]:
     except Exception:  # no server, no FLARE: the run folder still says where it stands
         there = None
     run = folder / "run"
-    known: dict[str, Any] = {"rounds": 0, "last": {}, "job": {}}
-    if (run / "config.toml").is_file():
-        known = progress(RunFolder(run))
-    records = RunFolder(run).records("rounds.jsonl")[: known["rounds"]] if known["rounds"] else []
-    return {"folder": folder, **project, **known, "there": there, "records": records, "stopping": (run / STOP).exists()}
+    return {
+        "folder": folder,
+        **project,
+        **progress(RunFolder(run)),
+        "there": there,
+        "stopping": (run / STOP).exists(),
+    }
 
 
-def _one_job(folder: Path, run: RunFolder, rounds: int, least: int, watcher: Watcher) -> bool:
-    """Submit a job and wait for its end; gives whether any round was finished."""
-    from fiss.engines.flare_admin import ENDED, Admin
+class _Series:
+    """One job after another."""
 
-    with Admin(kits.admin_kit(folder), 10.0) as admin:
-        there = _there(admin)
-        if len(there) < least:
-            return False
-        (run.path / RENEW).unlink(missing_ok=True)
-        (run.path / JOB).unlink(missing_ok=True)
-        before = told = progress(run)["rounds"]
-        with TemporaryDirectory(prefix="fiss-job-") as place:
-            config = to_toml(run.config())
-            server = {"main": "fiss.flaring:serve", "arguments": {"out": str(run.path.absolute()), "until": rounds}}
-            write_job(Path(place) / "job", server, {"main": "fiss.flaring:attend", "arguments": {"config": config}})
-            job = admin.submit(Path(place) / "job")
-        watcher.notice(f"a job with {', '.join(sorted(there))}.")
-        ended = False
-        try:
-            while not ended:
-                sleep(1.0)
-                ended = admin.status(job).startswith(ENDED)
-                told = _tell(run, told, watcher)
-                if not ended and _changed(run, _there(admin)):
-                    write_atomically(run.path / RENEW, b"")
-        finally:
-            if not ended:
-                admin.abort(job)
-        return bool(_tell(run, told, watcher) > before)
+    def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, watcher: Watcher) -> None:
+        self.folder, self.run, self.rounds, self.least, self.watcher = folder, run, rounds, least, watcher
+        self.waits: dict[str, float] = {}
+        """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
+
+    def one_job(self) -> str:
+        """Submit a job and wait for its end; gives what was wrong, if anything."""
+        from fiss.engines.flare_admin import ENDED, Admin
+
+        run = self.run
+        with Admin(kits.admin_kit(self.folder), 10.0) as admin:
+            there = _there(admin)
+            if len(there) < self.least:
+                return f"waiting for {self.least} site(s), {len(there)} there"
+            (run.path / RENEW).unlink(missing_ok=True)
+            (run.path / JOB).unlink(missing_ok=True)
+            told = progress(run)["rounds"]
+            with TemporaryDirectory(prefix="fiss-job-") as place:
+                config = to_toml(run.config())
+                out = {"out": str(run.path.absolute()), "until": self.rounds}
+                server = {"main": "fiss.flaring:serve", "arguments": out}
+                write_job(Path(place) / "job", server, {"main": "fiss.flaring:attend", "arguments": {"config": config}})
+                job = admin.submit(Path(place) / "job")
+            self.watcher.notice(f"a job with {', '.join(sorted(there))}.")
+            status = ""
+            try:
+                while not status.startswith(ENDED):
+                    sleep(1.0)
+                    status = admin.status(job)
+                    told = self._tell(told)
+                    if not (run.path / RENEW).exists() and self._changed(_there(admin)):
+                        write_atomically(run.path / RENEW, b"")
+            finally:
+                if not status.startswith(ENDED):
+                    admin.abort(job)
+            self._tell(told)
+            return "" if status.endswith("COMPLETED") else f"a job ended as {status}; the server's log says why"
+
+    def _changed(self, there: dict[str, float]) -> bool:
+        """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
+        job = progress(self.run)["job"]
+        for name, heard in there.items() if job else ():
+            if name not in job["sites"]:
+                return True
+            wait = self.waits.get(name, FIRST_WAIT)
+            if name in job["missing"] and heard > job["missing"][name] + wait:
+                self.waits[name] = min(2 * wait, LONGEST_WAIT)
+                return True
+        return False
+
+    def _tell(self, told: int) -> int:
+        """Show rounds that are new; gives how many there are."""
+        records = progress(self.run)["records"]
+        for record in records[told:]:
+            self.watcher.notice(line(record))
+            for reply in record["replies"]:
+                self.waits.pop(reply["site"], None)
+        return max(told, len(records))
 
 
 def _there(admin: "Admin") -> dict[str, float]:
     now = time()
     return {name: heard for name, heard in admin.sites().items() if now - heard < FRESH}
-
-
-def _changed(run: RunFolder, there: dict[str, float]) -> bool:
-    """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
-    job = progress(run)["job"]
-    if not job:
-        return False  # it has not begun
-    return any(
-        name not in job["sites"] or (name in job["missing"] and heard > job["missing"][name] + 5)
-        for name, heard in there.items()
-    )
-
-
-def _tell(run: RunFolder, told: int, watcher: Watcher) -> int:
-    """Show rounds that are new; gives how many there are."""
-    count: int = progress(run)["rounds"]
-    for record in run.records("rounds.jsonl")[told:count] if count > told else ():
-        watcher.notice(line(record))
-    return max(count, told)
 
 
 def line(record: dict[str, Any]) -> str:

@@ -84,6 +84,13 @@ def test_an_update_far_larger_than_the_others_is_refused_and_named():
     assert not aggregate(sent, replies, "uniform", range(4)).refused
     assert not aggregate(sent, replies[3:], "uniform", largest=10).refused  # nothing to compare it with
     assert list(aggregate(sent, [replies[0], replies[3]], "uniform", largest=10).refused) == [3]
+    long = {**SENT, "weight": torch.tensor([300.0, 400.0])}
+    idle, honest = reply(0, [300.0, 400.0]), reply(1, [300.0, 440.0])
+    assert not aggregate(long, [idle, honest], "uniform", largest=10).refused  # 40 is not far from 1 % of 500
+    assert list(aggregate(long, [idle, reply(1, [300.0, 460.0])], "uniform", largest=10).refused) == [1]
+    for name, value in (("running_var", torch.tensor([-1.0])), ("count", torch.tensor(2**62))):
+        given = {"running_var": torch.ones(1), "count": torch.tensor(3)}
+        assert list(aggregate(given, [Reply(0, 1, {**given, name: value})], "uniform").refused) == [0]
 
 
 def test_replies_are_added_up_as_they_come():

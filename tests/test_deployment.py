@@ -30,10 +30,11 @@ from fiss.engines import wire
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Order, Reply, Snapshot
-from fiss.holdings import Holdings, read_site
+from fiss.holdings import TEMPLATE, Holdings, read_site, write_site
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.methods.monitors import MonitorSpec
+from fiss.setup import private
 from fiss.watch import Watcher
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=96, shapes_val=4, shapes_size=32))
@@ -172,7 +173,7 @@ class Local:
     """The same sites in this process."""
 
     def __init__(self, attendants):
-        self.attendants, self.missing, self.late = attendants, {}, {}
+        self.attendants, self.missing, self.late, self.heard = attendants, {}, {}, {}
 
     def probe(self, probes):
         for probe in probes:
@@ -340,7 +341,13 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
 
         # a site dies in a round: the round ends without it, and it is back from the next job on
         running = here.run(60, 3)
-        here.until(lambda: here.rounds() == 6)
+        memory = here.folder / "kits" / "b" / "fiss" / "memory.json"
+
+        def in_a_round():
+            kept = json.loads(memory.read_bytes())
+            return here.rounds() >= 6 and kept["round"] == here.rounds() and kept["now"] == kept["probed"]
+
+        here.until(in_a_round)
         here.kill("b")
         here.until(lambda: any("b" in record["missing"] for record in here.records()))
         lost = next(record for record in here.records() if "b" in record["missing"])
@@ -417,7 +424,7 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
     stage(tmp_path, 1, ("a", "b"))
     lead(run, engine, {0: "a", 1: "b"}, 4, Watcher())
     fields = listed_fields()
-    kinds = set()
+    kinds, counted = set(), 0
     for packed in sent:
         text = json.loads(packed.text)
         kinds.add(text["kind"])
@@ -428,9 +435,11 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
         assert all(name.startswith("model/") for name in packed.arrays)
         assert "scan" not in packed.text  # no name of a file
         if text["kind"] == "reply" and text["report"]["pseudo_labels"]:
+            counted += 1
             new = {DATA.classes[i - 1] for i in TASKS[1]}
             assert not any(new & set(epoch["offered"]) for epoch in text["report"]["pseudo_labels"])
     assert kinds == {"sighting", "reply"}
+    assert counted > 0
 
 
 def test_a_round_that_is_played_again_is_answered_again(tmp_path):
@@ -518,7 +527,7 @@ def test_what_makes_no_federation_is_refused(tmp_path):
 def test_a_job_cannot_call_what_it_likes():
     flare = pytest.importorskip("fiss.engines.flare")
     with pytest.raises(UserError, match="not for a job to call"):
-        flare._named("os:system")
+        flare._named("os:system", flare.SITE_MAINS)
 
 
 class Scripted:
@@ -527,10 +536,16 @@ class Scripted:
     def __init__(self, answers):
         self.answers, self.asked = answers, []
 
-    def exchange(self, messages, quorum, patience):
+    def exchange(self, messages, read, quorum, patience):
         for site, packed in messages:
             self.asked.append((site, packed))
-            yield site, self.answers[site](packed)
+            said = self.answers[site](packed)
+            if not isinstance(said, str):
+                try:
+                    said = read(site, said)
+                except Exception as error:
+                    said = f"{type(error).__name__}: {error}"
+            yield site, said
 
 
 def test_a_site_that_cannot_be_understood_is_left_out():
@@ -551,12 +566,19 @@ def test_a_site_that_cannot_be_understood_is_left_out():
         "g": lambda packed: wire.Packed(good(packed).text.replace('"images": 3', '"images": 1e300'), {}),
         "h": lambda packed: wire.Packed(good(packed).text.replace('"losses": {}', '"losses": {"a": "b"}'), {}),
         "i": lambda packed: wire.Packed(good(packed).text + " " * 2**24),
+        "j": lambda packed: wire.Packed(
+            good(packed).text.replace('"losses": {}', '"losses": {"a": 1' + "0" * 400 + "}")
+        ),
+        "k": lambda packed: wire.Packed(
+            good(packed).text.replace('"report": {}', '"report": ' + "[" * 900 + "]" * 900)
+        ),
+        "l": lambda packed: wire.Packed(good(packed).text.replace('"client": 0', '"client": true')),
     }
-    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcdefghi")), FederationSpec())
+    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcdefghijkl")), FederationSpec())
     teacher = Snapshot("before-0001", space, weights)
-    orders = [Order(n, 4, space, weights, teacher) for n in range(9)]
+    orders = [Order(n, 4, space, weights, teacher) for n in range(12)]
     assert [reply.client for reply in engine.ask(orders)] == [0]
-    assert set(engine.missing) == {1, 2, 3, 4, 6, 7, 8}
+    assert set(engine.missing) == {1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
     assert engine.late == {5: flare.TOO_LATE}
     assert "too long" in engine.missing[8]
     assert "speaks for another" in engine.missing[1]
@@ -577,9 +599,13 @@ def test_a_round_ends_by_quorum_or_patience():
         def broadcast(self, task, fl_ctx, targets, min_responses):
             (site,) = targets
             how = self.behaviour[site]
-            if how in ("answers", "fails"):
-                result = flare._shareable(wire.Packed(site)) if how == "answers" else None
-                result = result if result is not None else flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION)
+            if how in ("answers", "fails", "raves", "empty"):
+                result = {
+                    "answers": lambda: flare._shareable(wire.Packed(site)),
+                    "raves": lambda: flare._shareable(wire.Packed("what?")),
+                    "empty": flare.Shareable,
+                    "fails": lambda: flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION),
+                }[how]()
                 come = SimpleNamespace(client=SimpleNamespace(name=site), result=result)
                 task.result_received_cb(client_task=come, fl_ctx=None)
             if how in ("answers", "runs out"):
@@ -590,19 +616,118 @@ def test_a_round_ends_by_quorum_or_patience():
         def cancel_task(self, task):
             cancelled.append(task.props["site"])
 
+    def reading(site, packed):
+        if packed.text != site:
+            raise UserError("nonsense")
+        return packed
+
     def outcome(behaviour, **limits):
         carrier = flare.Carrier(Controller(behaviour), None, SimpleNamespace(triggered=False), list(behaviour))
-        found = dict(carrier.exchange([(site, wire.Packed("hello")) for site in behaviour], **limits))
+        found = dict(carrier.exchange([(site, wire.Packed("hello")) for site in behaviour], reading, **limits))
         return {site: what if isinstance(what, str) else "answer" for site, what in found.items()}
 
     late = flare.TOO_LATE
     four = {"a": "answers", "b": "answers", "c": "silent", "d": "silent"}
     assert outcome(four, quorum=0.5) == {"a": "answer", "b": "answer", "c": late, "d": late}
     assert cancelled == ["c", "d"]
+    lies = outcome({"a": "raves", "b": "empty", "c": "answers", "d": "silent"}, quorum=0.25)  # they do not count
+    assert lies["c"] == "answer"
+    assert all("cannot be read" in lies[site] for site in "ab")
     mixed = outcome({"a": "answers", "b": "fails", "c": "runs out"}, patience=5)
     assert mixed["a"] == "answer"
     assert "its log says why" in mixed["b"]
     assert "in time" in mixed["c"]
     stopped = flare.Carrier(Controller(four), None, SimpleNamespace(triggered=True), list(four))
     with pytest.raises(UserError, match="was stopped"):
-        list(stopped.exchange([(site, wire.Packed("hello")) for site in four]))
+        list(stopped.exchange([(site, wire.Packed("hello")) for site in four], reading))
+
+
+def test_what_never_reached_the_server_is_said_again(tmp_path):
+    """A sighting is lost on its way: the site's memory goes back to before it, and its monitor fires once more."""
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    desk = attendant(tmp_path, settings)
+
+    class Lossy(Local):
+        lost = -1
+
+        def probe(self, probes):
+            for probe in probes:
+                packed = desk(wire.from_probe(probe, heard=self.heard.get(probe.client, -1)))
+                if probe.round == self.lost:
+                    self.late[probe.client] = "lost"
+                else:
+                    yield wire.to_sighting(packed)[0]
+
+        def ask(self, orders):
+            return super().ask([order for order in orders if order.client not in self.late])
+
+    run = open_run(settings, tmp_path / "run")
+    engine = Lossy({0: desk})
+    lead(run, engine, {0: "a"}, 2, Watcher())
+    stage(tmp_path, 1, ("a",))
+    engine.lost = 2
+    lead(run, engine, {0: "a"}, 4, Watcher())
+    records = run.records("rounds.jsonl")
+    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
+    assert records[2]["missing"] == {"a": "lost"}
+    assert json.loads(desk.path.read_bytes())["now"]["teacher"] == "before-0003"
+    assert run.restore().server.taught[0].name == "before-0003"
+
+
+def test_a_round_in_which_nobody_is_there_is_none(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    run = open_run(settings, tmp_path / "run")
+
+    class Gone(Local):
+        def probe(self, probes):
+            self.missing |= {probe.client: "away" for probe in probes}
+            return []
+
+        def ask(self, orders):
+            return []
+
+    lead(run, Gone({}), {0: "a"}, 4, Watcher())
+    assert not (run.path / "state.json").exists()
+    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 1, Watcher())
+    with (run.path / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 1, "torn')
+    assert supervisor.progress(run)["rounds"] == 1
+
+
+def test_names_may_be_kept_from_the_server(tmp_path):
+    with pytest.raises(UserError, match="the server would know the key"):
+        open_run(config(private_names="secret"), tmp_path / "refused")
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    kit = tmp_path / "kits" / "a"
+    kit.mkdir(parents=True)
+    (kit / "site.toml").write_text(f'data = "{tmp_path / "a"}"\ndevice = "cpu"\nkey = "secret"\n')
+    run = open_run(settings, tmp_path / "run")
+    lead(run, Local({0: Attendant(kit, settings, read_site(kit / "site.toml"), Watcher())}), {0: "a"}, 1, Watcher())
+    names = run.records("rounds.jsonl")[0]["classes"]
+    assert set(names) <= {private(name, "secret") for name in DATA.classes}
+    assert names
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or b"secret" not in path.read_bytes()
+
+
+def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
+    stage(tmp_path, 0, ("my data",))
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    (kit / "site.toml").write_text(TEMPLATE)
+    for _ in range(2):
+        spec = write_site(kit, tmp_path / "my data", "cpu", 4)
+        assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)
+    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Watcher())
+    for path in (tmp_path / "my data" / "masks").iterdir():
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+    before = holdings.look_again().mark
+    mask = next((tmp_path / "my data" / "masks").iterdir())
+    pixels = np.asarray(Image.open(mask)).copy()
+    pixels[:4] = 2
+    Image.fromarray(pixels).save(mask)
+    assert holdings.look_again().mark != before

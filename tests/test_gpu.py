@@ -97,3 +97,12 @@ def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) 
     assert len(replays) == 1
     model.train()(images)
     assert len(replays) == 2
+    model.train()(images.double().float())
+    assert len(replays) == 3
+    torch.set_autocast_enabled("cuda", True)
+    model(images)
+    torch.set_autocast_enabled("cuda", False)
+    parameter = next(model.encoder.parameters())
+    parameter.data = parameter.data.clone()  # elsewhere: the record would read what is there no longer
+    model(images)
+    assert len(replays) == 3

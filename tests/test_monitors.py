@@ -508,37 +508,40 @@ def test_what_images_look_like(trainer):
     assert new.mean != tuple(memory.looks["mean"])
 
 
-def test_the_chance_is_welchs(trainer):
-    """One feature, five and seven images; the tail of Student's distribution by adding up its density."""
-    a, b = np.array([1.0, 2.0, 4.0, 3.0, 2.5]), np.array([6.0, 3.5, 5.0, 8.0, 4.0, 5.5, 6.5])
-    parts = a.var(ddof=1) / 5, b.var(ddof=1) / 7
-    t = (b.mean() - a.mean()) / np.sqrt(sum(parts))
-    df = sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 6)
-    x = np.linspace(t, t + 400, 4_000_001)
-    density = (
-        math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
-        / np.sqrt(df * np.pi)
-        * (1 + x**2 / df) ** (-(df + 1) / 2)
-    )
-    exact = 2 * float(np.trapezoid(density, x))
+def tail(t, df):
+    """Twice the tail of Student's distribution, by adding up its density."""
+    x = t * np.exp(np.linspace(0, 40, 400_001))
+    factor = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    return 2 * float(np.trapezoid(factor * (1 + x**2 / df) ** (-(df + 1) / 2), x))
+
+
+@pytest.mark.parametrize(("sizes", "shift"), [((10, 17), 0.5), ((12, 40), 2.0), ((30, 31), 1.1)])
+def test_the_chance_is_welchs(sizes, shift):
+    """One feature, with the smaller group's degrees of freedom."""
+    draw = np.random.default_rng(3)
+    a, b = draw.normal(size=sizes[0]), draw.normal(shift, 2.0, size=sizes[1])
+    t = abs(b.mean() - a.mean()) / np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
     looks = [Looks(len(v), (float(v.mean()),), (float(v.var(ddof=1)),)) for v in (a, b)]
-    assert chance(*looks) == pytest.approx(exact, rel=0.02)
+    assert chance(*looks) == pytest.approx(tail(t, min(sizes) - 1), rel=0.08)
     two = [replace(one, mean=one.mean * 2, variance=one.variance * 2) for one in looks]
-    assert chance(*two) == pytest.approx(2 * chance(*looks))
+    assert chance(*two) == pytest.approx(min(1, 2 * chance(*looks)))
     assert chance(looks[0], looks[0]) == 1.0
-    assert chance(looks[0], Looks(1, (), ())) == 1.0
+    assert chance(looks[0], Looks(9, (50.0,), (1.0,))) == 1.0  # too few
+    assert chance(looks[0], two[1]) == 1.0  # of another network
 
 
-def test_features_fire_by_chance_as_rarely_as_they_say():
+@pytest.mark.parametrize("sizes", [(30, 30), (10, 256), (20, 256), (256, 12)])
+def test_features_fire_by_chance_as_rarely_as_they_say(sizes):
     draw, false, seen_ = np.random.default_rng(0), 0, 0
-    for _ in range(600):
-        groups = [draw.normal(size=(30, 20)) @ np.diag(np.linspace(0.1, 3, 20)) for _ in range(3)]
-        groups[2][:, 3] += 1.0 * np.linspace(0.1, 3, 20)[3] * 1.5
-        old, same, other = (Looks(30, tuple(g.mean(0)), tuple(g.var(0, ddof=1))) for g in groups)
+    scale = np.linspace(0.1, 3, 320)
+    for _ in range(150):
+        groups = [draw.normal(size=(n, 320)) * scale for n in (*sizes, sizes[1])]
+        groups[2][:, 3] += 4.0 * scale[3]
+        old, same, other = (Looks(len(g), tuple(g.mean(0)), tuple(g.var(0, ddof=1))) for g in groups)
         false += chance(old, same) <= 0.01
         seen_ += chance(old, other) <= 0.01
-    assert false <= 12
-    assert seen_ >= 570
+    assert false <= 5
+    assert seen_ >= 140
 
 
 def test_features_need_other_images():
@@ -552,6 +555,35 @@ def test_features_need_other_images():
     assert fires("features", odd, level=0.0001) == [False]
     with pytest.raises(UserError, match="compared"):
         MonitorSpec("features", compared=1)
+
+
+def test_features_fire_when_what_is_labelled_looks_otherwise(trainer):
+    """Plain drawings: bright squares on dark ground, then dark ones on bright; others of the same kind in between."""
+
+    class Drawn:
+        name, stems = "train", tuple(str(i) for i in range(60))
+
+        def read(self, i):
+            level = 200 if i < 40 else 20
+            image = np.full((32, 32, 3), 220 - level, np.uint8) + np.random.default_rng(i).integers(
+                0, 9, (32, 32, 3), np.uint8
+            )
+            mask = np.zeros((32, 32), np.uint8)
+            image[8:24, 8:24], mask[8:24, 8:24], mask[:2] = level, 1 if i < 40 else 3, 255
+            return image, mask
+
+    trainer.plain = Reader(ScoredImages(Drawn(), 32), 0, False)
+    _, memory = ask(trainer, Memory(), range(20), (1,), 0, name="features")
+    said, memory = ask(trainer, memory, range(20, 40), (1,), 1, name="features")
+    assert not said.transition  # others of the same kind
+    said, few = ask(trainer, memory, range(40, 45), (3,), 2, name="features")
+    assert not said.transition
+    assert few.looks == memory.looks  # too few to tell, and too few to compare the next with
+    said, memory = ask(trainer, few, range(40, 60), (3,), 3, name="features")
+    assert said.transition
+    assert memory.evidence["chance"] < 1e-3
+    said, _ = ask(trainer, memory, range(40, 60), (3,), 4, name="features")
+    assert not said.transition
 
 
 def test_a_sample_stays_the_same_while_the_data_do():

@@ -30,16 +30,18 @@ from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 TASK = "fiss"
 TOO_LATE = "it was too late"
 Said = TypeVar("Said", Sighting, Reply)
+T = TypeVar("T")
 
 
-MAINS = ("fiss.flaring:server", "fiss.flaring:worker", "fiss.flaring:serve", "fiss.flaring:attend")
-"""What a job may call: whoever may submit one must not be able to run anything else."""
+SERVER_MAINS, SITE_MAINS = ("fiss.flaring:server", "fiss.flaring:serve"), ("fiss.flaring:worker", "fiss.flaring:attend")
+"""What a job may call: whoever may submit one must not be able to run anything else. At a site that owns its data only
+the last."""
 
 
-def _named(path: str) -> Callable[..., Any]:
+def _named(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
     """The function `package.module:name`."""
-    if path not in MAINS:
-        raise UserError(f"{path} is not for a job to call.")
+    if path not in allowed:
+        raise UserError(f"{path} is not for a job to call here.")
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
@@ -64,7 +66,7 @@ class Relay(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The whole job."""
         sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
-        _named(self.main)(Carrier(self, fl_ctx, abort_signal, sites), **self.arguments)
+        _named(self.main, SERVER_MAINS)(Carrier(self, fl_ctx, abort_signal, sites), **self.arguments)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to clear up."""
@@ -88,8 +90,9 @@ class Desk(Executor):  # type: ignore[misc]
         """One message."""
         try:
             if self.answer is None:
-                folder = fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT)
-                self.answer = _named(self.main)(Path(folder), **self.arguments)
+                folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))
+                allowed = SITE_MAINS[-1:] if (folder / "site.toml").is_file() else SITE_MAINS
+                self.answer = _named(self.main, allowed)(folder, **self.arguments)
             return _shareable(self.answer(Packed(shareable["text"], shareable["arrays"])))
         except Exception as error:  # the server has to hear of it, or it would wait
             self.log_exception(fl_ctx, f"could not answer: {error}")
@@ -103,10 +106,15 @@ class Carrier:
         self.controller, self.fl_ctx, self.abort_signal, self.sites = controller, fl_ctx, abort_signal, sites
 
     def exchange(
-        self, messages: Sequence[tuple[str, Packed]], quorum: float = 1.0, patience: float = 0.0
-    ) -> Iterator[tuple[str, Packed | str]]:
-        """Each message to the site of that name, one at a time at each site. Gives what came from whom: an answer, or
-        why there is none. It ends when a share `quorum` has answered, or after `patience` seconds (0: never)."""
+        self,
+        messages: Sequence[tuple[str, Packed]],
+        read: Callable[[str, Packed], T],
+        quorum: float = 1.0,
+        patience: float = 0.0,
+    ) -> Iterator[tuple[str, T | str]]:
+        """Each message to the site of that name, one at a time at each site. Gives what came from whom, as `read`
+        understands it, or why there is nothing. It ends when a share `quorum` has given an answer that can be read, or
+        after `patience` seconds (0: never)."""
         answers: queue.Queue[tuple[str, Shareable | None]] = queue.Queue()
         open_tasks: dict[str, Task] = {}
 
@@ -152,10 +160,14 @@ class Carrier:
             if result is None:
                 yield site, "it did not answer in time"
             elif result.get_return_code() != ReturnCode.OK:
-                yield site, f"it could not answer ({result.get_return_code()}); its log says why"
+                yield site, f"it could not answer ({str(result.get_return_code())[:40]}); its log says why"
             else:
-                good += 1
-                yield site, Packed(result["text"], result["arrays"])
+                try:
+                    said: T | str = read(site, Packed(result.get("text", ""), result.get("arrays", {})))
+                    good += 1
+                except Exception as error:  # whatever a site sends must not stop the others
+                    said = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]!r})"
+                yield site, said
             del result
             send_next(site)
         for site, task in open_tasks.items():
@@ -169,44 +181,49 @@ class Deployed:
     def __init__(self, carrier: Carrier, names: Mapping[int, str], spec: FederationSpec) -> None:
         self.carrier, self.names, self.spec = carrier, names, spec
         self.numbers = {name: number for number, name in names.items()}
-        self.has: dict[str, set[str]] = {name: set() for name in self.numbers}
+        self.has: dict[str, str] = {}
         self.missing: dict[int, str] = {}
         self.late: dict[int, str] = {}
+        self.heard: dict[int, int] = {}
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Whoever answers."""
-        transfer = self.spec.transfer
-        yield from self._exchange({p.client: wire.from_probe(p, transfer=transfer) for p in probes}, wire.to_sighting)
+        messages = {
+            probe.client: wire.from_probe(probe, None, self.spec.transfer, self.heard.get(probe.client, -1))
+            for probe in probes
+        }
+        yield from self._exchange(messages, wire.to_sighting)
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Whoever answers; a teacher goes to each site once."""
-        packed = {}
+        """Whoever answers, of those who answered the probe; a teacher goes to each site once."""
+        packed, taught = {}, {}
         for order in orders:
-            if order.client in self.missing:
+            if order.client in self.missing or order.client in self.late:
                 continue
             site, teacher = self.names[order.client], order.teacher.name if order.teacher else ""
-            unknown = bool(teacher) and teacher not in self.has[site]
+            unknown = bool(teacher) and self.has.get(site) != teacher
             packed[order.client] = wire.from_order(order, with_teacher=unknown, transfer=self.spec.transfer)
-            self.has[site] |= {teacher} - {""}
-        yield from self._exchange(packed, wire.to_reply)
+            taught[order.client] = teacher
+            self.has.pop(site, None)  # it may not get this message
+        for reply in self._exchange(packed, wire.to_reply):
+            self.has[self.names[reply.client]] = taught[reply.client]
+            yield reply
 
     def _exchange(
         self, packed: Mapping[int, Packed], read: Callable[[Packed], tuple[Said, Memory | None]]
     ) -> Iterator[Said]:
+        def understood(site: str, message: Packed) -> Said:
+            said, memory = read(message)
+            if said.client != self.numbers[site] or memory is not None:
+                raise UserError("it speaks for another")
+            return said
+
         messages = [(self.names[n], message) for n, message in packed.items() if n not in self.missing]
-        for site, answer in self.carrier.exchange(messages, self.spec.quorum, self.spec.patience):
-            number = self.numbers[site]
-            if isinstance(answer, str):
-                (self.late if answer == TOO_LATE else self.missing)[number] = answer
-                continue
-            try:
-                said, memory = read(answer)
-                if said.client != number or memory is not None:
-                    raise UserError("it speaks for another")
-            except Exception as error:  # whatever a site sends must not stop the others
-                self.missing[number] = f"its answer cannot be read ({type(error).__name__}: {error})"
-                continue
-            yield said
+        for site, said in self.carrier.exchange(messages, understood, self.spec.quorum, self.spec.patience):
+            if isinstance(said, str):
+                (self.late if said == TOO_LATE else self.missing)[self.numbers[site]] = said
+            else:
+                yield said
 
 
 class Simulated:
@@ -244,7 +261,7 @@ class Simulated:
 
     def _answers(self, messages: Sequence[tuple[str, Packed]]) -> Iterator[Packed]:
         """All of them: where clients are simulated, one that fails is an error."""
-        for site, answer in self.carrier.exchange(messages):
+        for site, answer in self.carrier.exchange(messages, lambda site, packed: packed):
             if isinstance(answer, str):
                 raise UserError(f"{site}: {answer}.")
             yield answer

@@ -7,8 +7,12 @@ from io import StringIO
 from pathlib import Path
 from types import TracebackType
 
+from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+logging.getLogger().addHandler(logging.NullHandler())  # what FLARE says of its attempts is not for people
+AWAY: tuple[type[BaseException], ...] = (NoConnection, SessionClosed, InternalError, ConnectionError, TimeoutError)
+"""What is raised when the server cannot be reached."""
 ENDED = "FINISHED"
 """How the status of a job that is over begins."""
 
@@ -17,7 +21,6 @@ class Admin:
     """A session with the server, by the administrator's kit."""
 
     def __init__(self, kit: Path, seconds: float) -> None:
-        logging.getLogger().addHandler(logging.NullHandler())  # what FLARE says of its attempts is not for people
         with redirect_stdout(StringIO()):
             self.session: Session = new_secure_session(kit.name, str(kit), timeout=seconds)
 

@@ -24,7 +24,8 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MOST_IMAGES = 10**9
 """What a reply can count to: its number of images may be its weight."""
-LONGEST_TEXT = 2**24
+LONGEST_TEXT, LONGEST_REPORT = 2**24, 2**20
+LARGEST_LOSS, MOST_LOSSES = 1e30, 20
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,14 @@ class Packed:
         return len(self.text) + sum(array.nbytes for array in self.arrays.values())
 
 
-def from_probe(probe: Probe, memory: Memory | None = None, transfer: str = "float32") -> Packed:
-    """What a server asks; `memory` only where the site is simulated."""
+def from_probe(
+    probe: Probe, memory: Memory | None = None, transfer: str = "float32", heard: int | None = None
+) -> Packed:
+    """What a server asks; `memory` only where the site is simulated. `heard`: the last round in which the server took
+    note of what this site saw."""
     text = _text("probe", probe.client, probe.round, probe.label_space, memory)
-    return Packed(json.dumps(text | {"transfer": transfer}), _arrays(probe.weights, "model", transfer))
+    text |= {"transfer": transfer, "heard": heard}
+    return Packed(json.dumps(text), _arrays(probe.weights, "model", transfer))
 
 
 def to_probe(packed: Packed) -> tuple[Probe, Memory | None]:
@@ -95,8 +100,9 @@ def to_sighting(packed: Packed) -> tuple[Sighting, Memory | None]:
     """What a server hears."""
     text = _read(packed, "sighting")
     said = Sighting(text["client"], tuple(text["missing"]), text["transition"], text["teacher"])
-    if type(said.transition) is not bool or not (said.teacher is None or type(said.teacher) is int):
-        raise UserError("transition must be true or false, and teacher a whole number or nothing.")
+    whole = type(said.client) is int and (said.teacher is None or type(said.teacher) is int)
+    if type(said.transition) is not bool or not whole:
+        raise UserError("transition must be true or false, client and teacher whole numbers.")
     return said, _memory(text)
 
 
@@ -115,9 +121,23 @@ def to_reply(packed: Packed) -> tuple[Reply, Memory | None]:
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
     if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
         raise UserError(f"images, steps and samples must be whole numbers below {MOST_IMAGES:,}.")
-    if type(text["transition"]) is not bool or not all(type(v) in (int, float) for v in text["losses"].values()):
-        raise UserError("transition must be true or false, and losses numbers.")
+    losses = text["losses"]
+    if type(text["transition"]) is not bool or len(losses) > MOST_LOSSES:
+        raise UserError("transition must be true or false, and losses a few.")
+    if not all(type(v) is float and not abs(v) > LARGEST_LOSS and k.isidentifier() for k, v in losses.items()):
+        raise UserError("losses must be floating-point numbers by name.")
+    if len(json.dumps(text["report"])) > LONGEST_REPORT or not _flat(text["report"]):
+        raise UserError("the report is too long, or no lists of plain values by name.")
     return Reply(**text, weights=model), memory
+
+
+def _flat(report: Any, depth: int = 4) -> bool:
+    """Whether it is what methods report: plain values in lists and dictionaries, a few levels deep."""
+    if isinstance(report, dict):
+        return depth > 0 and all(len(k) <= 200 and _flat(v, depth - 1) for k, v in report.items())
+    if isinstance(report, list):
+        return depth > 0 and all(_flat(v, depth - 1) for v in report)
+    return report is None or type(report) in (bool, int, float) or (type(report) is str and len(report) <= 200)
 
 
 def _text(kind: str, client: int, round_: int, space: LabelSpace, memory: Memory | None) -> dict[str, Any]:
@@ -147,7 +167,7 @@ def _read(packed: Packed, kind: str) -> dict[str, Any]:
         raise UserError(f"A message of {len(packed.text):,} letters is too long.")
     text: dict[str, Any] = json.loads(packed.text)
     if text.get("kind") != kind:
-        raise UserError(f"Expected a message of kind {kind}, got {text.get('kind')}.")
+        raise UserError(f"Expected a message of kind {kind}, got {str(text.get('kind'))[:40]}.")
     return text
 
 

@@ -17,6 +17,11 @@ from fiss.federation.messages import Reply
 from fiss.models.classifier import Weights
 
 Weighting = Literal["uniform", "images"]
+MOST_STEPS = 10**7
+"""What a counter can have grown by in a round."""
+LEAST = 0.01
+"""Of the model's own length: no update is too large that is not many times this, so that one who sends the model back
+unchanged does not make the others look large."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,12 @@ def _checked(sent: Weights, replies: Iterable[Reply], light: list[Reply], refuse
 def _moderate(sent: Weights, replies: list[Reply], largest: float, refused: dict[int, str]) -> list[Reply]:
     """Those whose update is not far larger than the others'."""
     lengths = [_length(sent, reply.weights) for reply in replies]
+    whole = _length({name: torch.zeros_like(tensor) for name, tensor in sent.items()}, sent)
     kept = []
     for i, reply in enumerate(replies):
         others = lengths[:i] + lengths[i + 1 :]
-        if others and lengths[i] > largest * (middle := median(others)):
+        middle = max(median(others), LEAST * whole) if others else 0.0
+        if others and lengths[i] > largest * middle:
             refused[reply.client] = f"its update is {lengths[i]:.3g} long, {largest:g} times the others' {middle:.3g}"
         else:
             kept.append(reply)
@@ -151,11 +158,18 @@ def _divided(total: Tensor, amounts: int, like: Tensor) -> Tensor:
 def _problem(sent: Weights, got: Weights) -> str | None:
     if sent.keys() != got.keys():
         odd = sorted(sent.keys() ^ got.keys())
-        return f"{len(odd)} tensors missing or not asked for, such as {odd[0]}"
+        return f"{len(odd)} tensors missing or not asked for, such as {str(odd[0])[:80]}"
     for name, tensor in got.items():
         if tensor.shape != sent[name].shape or tensor.dtype != sent[name].dtype:
             was, now = sent[name], tensor
             return f"{name} is {now.dtype} {tuple(now.shape)}, sent as {was.dtype} {tuple(was.shape)}"
     floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
     finite = torch.stack([torch.isfinite(got[name]).all() for name in floats]).tolist()  # one wait for all of them
-    return f"{floats[finite.index(False)]} has values that are not finite" if not all(finite) else None
+    if not all(finite):
+        return f"{floats[finite.index(False)]} has values that are not finite"
+    for name, tensor in got.items():  # BatchNorm's own
+        if name.endswith("running_var") and bool((tensor < 0).any()):
+            return f"{name} has negative values"
+        if not tensor.is_floating_point() and bool((tensor.sub(sent[name]).abs() > MOST_STEPS).any()):
+            return f"{name} counts more than anybody could have done"
+    return None

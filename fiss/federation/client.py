@@ -19,7 +19,7 @@ from fiss.data.background import training_table
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.methods.monitors import Looks, MonitorSpec, chance, judge
+from fiss.methods.monitors import FEWEST, Evidence, Looks, MonitorSpec, chance, judge
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
@@ -78,9 +78,9 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     if newcomer or changed:
         assert trainer.yardstick is not None
         compared = sample(probe.client, site, spec.compared)
-        new = features(trainer.yardstick, trainer.plain, compared, table, batch, trainer.spec)
-        chance_ = chance(Looks(**looks), new) if looks else 1.0
-        looks = _plain(asdict(new))
+        new = _plain(asdict(features(trainer.yardstick, trainer.plain, compared, table, batch, trainer.spec)))
+        chance_ = chance(Looks(**looks), Looks(**new)) if looks else 1.0
+        looks = new if new["images"] >= FEWEST or not looks else looks  # too few to compare the next ones with
     now = replace(
         seen,
         lacks=bool(missing),
@@ -89,8 +89,9 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
         transitions=site.transitions,
         task=site.task,
     )
-    fired, notes = judge(spec, now, memory.notes)
-    memory = replace(memory, held=held, looks=looks, evidence=_plain(asdict(now)), notes=_plain(dict(notes)))
+    evidence = _plain(asdict(now))
+    fired, notes = judge(spec, Evidence(**evidence), memory.notes)  # by what is logged, so that a replay is the same
+    memory = replace(memory, held=held, looks=looks, evidence=evidence, notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
         return Sighting(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)
     if not fired:

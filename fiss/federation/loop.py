@@ -159,8 +159,8 @@ def take_note(
 
 def _problem(sighting: Sighting, space: LabelSpace, new: set[str]) -> str | None:
     names = sighting.missing
-    if not all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME for name in names):
-        return f"a class name is empty, longer than {LONGEST_NAME} letters, or no text"
+    if not all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names):
+        return f"a class name is empty, longer than {LONGEST_NAME} letters, or no printable text"
     if len({*space.names, *new, *names}) > MOST_CLASSES:
         return f"there would be more than {MOST_CLASSES} classes"
     if sighting.teacher is not None and not 0 <= sighting.teacher <= len(space.groups):

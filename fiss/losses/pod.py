@@ -134,6 +134,6 @@ def _squared_difference(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def safe_root(total_B: Tensor) -> Tensor:
-    """Square root whose gradient is zero at zero."""
-    positive = total_B > 0
+    """Square root whose gradient is zero at zero; what is no number stays none."""
+    positive = ~(total_B <= 0)
     return torch.where(positive, total_B, torch.ones_like(total_B)).sqrt() * positive

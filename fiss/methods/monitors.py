@@ -43,7 +43,8 @@ class MonitorSpec:
     shift: float = 0.5
     """Or so large a share of its labelled pixels is called by channels that were not called so before (misfit)."""
     compared: int = 256
-    """Images whose look is compared whenever a client's images change; fewer show less (features)."""
+    """Images whose look is compared whenever a client's images change; fewer show less, and fewer than ten nothing
+    (features)."""
     level: float = 0.01
     """How unlikely the difference must be if nothing were new (features)."""
 
@@ -64,15 +65,22 @@ class Looks:
     variance: tuple[float, ...]
 
 
+FEWEST = 10
+"""Images below which looks are not compared."""
+
+
 def chance(old: Looks, new: Looks) -> float:
     """How likely so large a difference would be if both were drawn from the same images: Welch's test of every
-    feature, the smallest probability times their number (Bonferroni)."""
-    if min(old.images, new.images) < 2:
+    feature, the smallest probability times their number (Bonferroni).
+
+    The degrees of freedom are those of the smaller group: Satterthwaite's would follow whichever feature happens to
+    vary least in it, which is the one that the smallest probability picks.
+    """
+    if min(old.images, new.images) < FEWEST or len(old.mean) != len(new.mean):
         return 1.0
     parts = [np.asarray(looks.variance) / looks.images for looks in (old, new)]
-    both = np.maximum(parts[0] + parts[1], 1e-12)
-    t = (np.asarray(new.mean) - np.asarray(old.mean)) / np.sqrt(both)
-    freedom = both**2 / np.maximum(parts[0] ** 2 / (old.images - 1) + parts[1] ** 2 / (new.images - 1), 1e-24)
+    t = (np.asarray(new.mean) - np.asarray(old.mean)) / np.sqrt(np.maximum(parts[0] + parts[1], 1e-12))
+    freedom = min(old.images, new.images) - 1
     normal = np.sqrt(freedom * np.log1p(t**2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)  # Wallace, 1959
     return min(1.0, len(t) * math.erfc(float(normal.max()) / math.sqrt(2)))
 

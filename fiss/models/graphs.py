@@ -48,25 +48,31 @@ def record(model: Segmenter, images_BCHW: Tensor, trains: bool) -> None:
         torch.set_autocast_cache_enabled(caches)
         for name, buffer in model.named_buffers():
             buffer.copy_(kept[name])  # recording runs the network a few times, which moves BatchNorm's statistics
-    model.runs_with = _Recorded(run, below, cast(Trunk, replay), images_BCHW.shape, trains)
+    model.runs_with = _Recorded(run, below, cast(Trunk, replay), images_BCHW, trains)
 
 
 class _Recorded:
     """Replays where the record fits, and runs the network where it does not."""
 
-    def __init__(self, run: Trunk, below: _Below, replay: Trunk, shape: torch.Size, trains: bool) -> None:
-        self.run, self.replay, self.shape = run, replay, shape
+    def __init__(self, run: Trunk, below: _Below, replay: Trunk, like: Tensor, trains: bool) -> None:
+        self.run, self.replay, self.shape, self.type = run, replay, like.shape, like.dtype
         self.modules, self.parameters = list(below.modules())[1:], list(below.parameters())
+        self.tensors = [*self.parameters, *below.buffers()]
         with torch.set_grad_enabled(trains):
             self.state = self._state()
 
-    def _state(self) -> list[bool]:
+    def _state(self) -> list[object]:
+        """All that decides which kernels run, and on which memory."""
         return [
             torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
             *(module.training for module in self.modules),
             *(parameter.requires_grad for parameter in self.parameters),
+            *(tensor.data_ptr() for tensor in self.tensors),
         ]
 
     def __call__(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        fits = images_BCHW.shape == self.shape and self._state() == self.state
+        alike = images_BCHW.shape == self.shape and images_BCHW.dtype == self.type
+        fits = alike and self._state() == self.state
         return self.replay(images_BCHW) if fits else self.run(images_BCHW)
