@@ -24,6 +24,7 @@ from fiss.federation.loop import Call, Engine, Server, run
 from fiss.federation.messages import Memory, Snapshot
 from fiss.holdings import Holdings, SiteSpec
 from fiss.labels import LabelSpace
+from fiss.models.classifier import Weights
 from fiss.models.segmenter import build
 from fiss.rng import address, stream
 from fiss.setup import private
@@ -204,12 +205,13 @@ class Attendant:
         self.teachers: dict[str, Snapshot] = {}
         self.key = spec.key
         self.looked: tuple[int, Site] | None = None
+        self.shown: Weights | None = None
 
     def __call__(self, packed: Packed) -> Packed:
         """Its answer."""
         text = json.loads(packed.text)
         if text["kind"] == "probe" or self.looked is None or self.looked[0] != text["round"]:
-            self.looked = text["round"], self._site()
+            self.looked, self.shown = (text["round"], self._site()), None
         if text["kind"] == "probe":
             return self._sight(packed, self.looked[1], text.get("heard"))
         return self._train(packed, self.looked[1])
@@ -223,13 +225,14 @@ class Attendant:
 
     def _sight(self, packed: Packed, site: Site, heard: int | None) -> Packed:
         probe, _ = wire.to_probe(packed)
+        self.shown = probe.weights
         kept = self._kept(probe.round, heard)
         sighting, memory = sight(probe, kept.settled, site, self.config.monitor, self.trainer)
         self._keep(replace(kept, probed=memory, now=memory))
         return wire.from_sighting(sighting)
 
     def _train(self, packed: Packed, site: Site) -> Packed:
-        order, _ = wire.to_order(packed, self.teachers)
+        order, _ = wire.to_order(packed, self.teachers, self.shown)
         for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
             del self.teachers[name]
         kept = self._kept(order.round, None)

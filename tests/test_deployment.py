@@ -29,7 +29,7 @@ from fiss.deployment import Attendant, lead, numbers, open_run
 from fiss.engines import wire
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
-from fiss.federation.messages import Order, Reply, Snapshot
+from fiss.federation.messages import Order, Probe, Reply, Sighting, Snapshot
 from fiss.holdings import TEMPLATE, Holdings, read_site, write_site
 from fiss.labels import LabelSpace
 from fiss.methods import find
@@ -585,6 +585,12 @@ def test_a_site_that_cannot_be_understood_is_left_out():
     assert [reply.client for reply in engine.ask(orders)] == [0]
     sent = [packed for site, packed in engine.carrier.asked if site == "a"]
     assert [any(name.startswith("teacher/") for name in packed.arrays) for packed in sent] == [True, False]
+    answers["a"] = lambda packed: wire.from_sighting(Sighting(0))
+    assert [said.client for said in engine.probe([Probe(0, 5, space, weights)])] == [0]
+    answers["a"] = good
+    list(engine.ask([Order(0, 5, space, {**weights, "new": torch.ones(1)}, teacher)]))
+    site, packed = engine.carrier.asked[-1]
+    assert (site, set(packed.arrays)) == ("a", {"model/new"})  # one model each way in a round, no more
 
 
 def test_a_round_ends_by_quorum_or_patience():

@@ -84,6 +84,18 @@ def test_a_teacher_is_sent_once():
     assert wire.to_order(wire.from_order(replace(order, teacher=None, calendar=None)), known)[0].teacher is None
 
 
+@pytest.mark.parametrize("transfer", ["float32", "bfloat16"])
+def test_an_order_sends_only_what_the_probe_did_not(transfer):
+    grown = {**WEIGHTS, "new": torch.ones(3), "count": torch.tensor(8)}
+    probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, WEIGHTS), transfer=transfer))
+    packed = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, shown=WEIGHTS)
+    assert {name.split("/")[-1] for name in packed.arrays} == {"new", "count"}
+    order, _ = wire.to_order(packed, {}, probe.weights)
+    assert same(order.weights, wire.rounded(grown, transfer))
+    with pytest.raises(UserError, match="did not see"):
+        wire.to_order(packed, {})
+
+
 def test_nothing_but_text_and_arrays():
     for packed in (wire.from_order(Order(1, 2, SPACE, WEIGHTS, None)), wire.from_reply(Reply(4, 10, WEIGHTS))):
         json.loads(packed.text)

@@ -26,6 +26,7 @@ from fiss.engines.wire import Packed
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
+from fiss.models.classifier import Weights
 
 TASK = "fiss"
 TOO_LATE = "it was too late"
@@ -185,6 +186,7 @@ class Deployed:
         self.missing: dict[int, str] = {}
         self.late: dict[int, str] = {}
         self.heard: dict[int, int] = {}
+        self.shown: dict[int, Weights] = {}
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
         """Whoever answers."""
@@ -192,7 +194,10 @@ class Deployed:
             probe.client: wire.from_probe(probe, None, self.spec.transfer, self.heard.get(probe.client, -1))
             for probe in probes
         }
-        yield from self._exchange(messages, wire.to_sighting)
+        self.shown.clear()
+        for sighting in self._exchange(messages, wire.to_sighting):
+            self.shown[sighting.client] = probes[0].weights  # everyone is shown the same model
+            yield sighting
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Whoever answers, of those who answered the probe; a teacher goes to each site once."""
@@ -202,9 +207,11 @@ class Deployed:
                 continue
             site, teacher = self.names[order.client], order.teacher.name if order.teacher else ""
             unknown = bool(teacher) and self.has.get(site) != teacher
-            packed[order.client] = wire.from_order(order, with_teacher=unknown, transfer=self.spec.transfer)
+            shown = self.shown.get(order.client)
+            packed[order.client] = wire.from_order(order, None, unknown, self.spec.transfer, shown)
             taught[order.client] = teacher
             self.has.pop(site, None)  # it may not get this message
+        self.shown.clear()
         for reply in self._exchange(packed, wire.to_reply):
             self.has[self.names[reply.client]] = taught[reply.client]
             yield reply

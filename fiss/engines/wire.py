@@ -61,13 +61,19 @@ def to_probe(packed: Packed) -> tuple[Probe, Memory | None]:
 
 
 def from_order(
-    order: Order, memory: Memory | None = None, with_teacher: bool = True, transfer: str = "float32"
+    order: Order,
+    memory: Memory | None = None,
+    with_teacher: bool = True,
+    transfer: str = "float32",
+    shown: Weights | None = None,
 ) -> Packed:
-    """What a server orders; its teacher by name, and its weights only if the site does not have them yet."""
+    """What a server orders; its teacher by name, and its weights only if the site does not have them yet. Of the model
+    only what is not the same as in `shown`, the one that the site was probed with in this round."""
     text = _text("order", order.client, order.round, order.label_space, memory)
     text["calendar"] = asdict(order.calendar) if order.calendar is not None else None
-    text |= {"teacher": None, "transfer": transfer}
-    arrays = _arrays(order.weights, "model", transfer)
+    same = [name for name, tensor in order.weights.items() if shown is not None and shown.get(name) is tensor]
+    text |= {"teacher": None, "transfer": transfer, "same": same}
+    arrays = _arrays({k: t for k, t in order.weights.items() if k not in set(same)}, "model", transfer)
     if order.teacher is not None:
         text["teacher"] = {"name": order.teacher.name, "label_space": order.teacher.label_space.groups}
         if with_teacher:
@@ -75,8 +81,11 @@ def from_order(
     return Packed(json.dumps(text), arrays)
 
 
-def to_order(packed: Packed, teachers: dict[str, Snapshot]) -> tuple[Order, Memory | None]:
-    """What a site was ordered; `teachers` are those it has, and a new one is added to them."""
+def to_order(
+    packed: Packed, teachers: dict[str, Snapshot], shown: Weights | None = None
+) -> tuple[Order, Memory | None]:
+    """What a site was ordered; `teachers` are those it has, and a new one is added to them. `shown`: the model that it
+    was probed with in this round."""
     text = _read(packed, "order")
     teacher = None
     if text["teacher"] is not None:
@@ -88,6 +97,10 @@ def to_order(packed: Packed, teachers: dict[str, Snapshot]) -> tuple[Order, Memo
         teacher = teachers[name]
     calendar = Calendar(**text["calendar"]) if text["calendar"] is not None else None
     model = _weights(packed.arrays, "model", text["transfer"])
+    if text["same"]:
+        if shown is None:
+            raise UserError("The order builds on a probe that this site did not see.")
+        model = {name: shown[name] for name in text["same"]} | model
     return Order(text["client"], text["round"], _space(text), model, teacher, calendar), _memory(text)
 
 
