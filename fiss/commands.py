@@ -1,5 +1,6 @@
 """The commands of a real federation: `fiss federation ...`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -78,8 +79,9 @@ def run_(
         try:
             run = supervise(folder, rounds, sites, display)
         except KeyboardInterrupt:
-            print(f"\nStopped. `fiss federation run {folder} --rounds {rounds}` goes on from the last finished round.")
-            raise typer.Exit(130) from None
+            again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
+            print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)
+            os._exit(130)  # threads of FLARE's that wait for a server would keep the process
     print(f"The model is in {run.path}: fiss predict {run.path} IMAGE...")
 
 

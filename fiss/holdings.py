@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -57,23 +58,12 @@ weights = ""       # a local .safetensors file of the encoder, to compare new im
 
 def read_site(path: Path) -> SiteSpec:
     """A site file, checked."""
-    try:
-        text = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: the site file is not there ({error}).") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {error}.") from error
-    known = {f.name: f for f in fields(SiteSpec)}
-    for key, value in text.items():
-        if key not in known:
-            raise unknown(f"key of {path.name}", key, known)
-        wanted = {"batch": int, "names": dict}.get(key, str)
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path}: {key} = {value!r}: expected {wanted.__name__}.")
+    text = _parsed(path)
+    _check_keys(path, text)
     if not text.get("data"):
         raise UserError(f"{path}: data is missing: the folder with images/, masks/ and classes.txt.")
     if not all(isinstance(name, str) for name in text.get("names", {}).values()):
-        raise UserError(f"{path}: [names] maps a class name to a class name.")
+        raise UserError(f"{path}: [names] maps a class name of this site to one of the federation.")
     spec = SiteSpec(**text)
     if spec.batch < 0 or spec.batch == 1:
         raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
@@ -82,7 +72,30 @@ def read_site(path: Path) -> SiteSpec:
     for needed in ("images", "masks", "classes.txt"):
         if not (root / needed).exists():
             raise UserError(f"{path}: data = {spec.data}: {root / needed} is not there.")
+    own = read_lines(root / "classes.txt")
+    for name in text.get("names", {}):
+        if name not in own:
+            raise unknown(f"class under [names] of {path.name}, where classes.txt is meant,", name, own)
     return SiteSpec(**{**text, "data": str(root)})
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: the site file is not there ({error}).") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {error}.") from error
+
+
+def _check_keys(path: Path, text: Mapping[str, Any]) -> None:
+    known = {f.name: f for f in fields(SiteSpec)}
+    for key, value in text.items():
+        if key not in known:
+            raise unknown("key of site.toml", key, known)
+        wanted = {"batch": int, "names": dict}.get(key, str)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise UserError(f"{path}: {key} = {value!r}: expected {wanted.__name__}.")
 
 
 def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
@@ -91,7 +104,12 @@ def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
     if not path.is_file():
         raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
     text = path.read_text(encoding="utf-8")
-    for key, value in (("data", str(data.expanduser().absolute())), ("device", device), ("batch", batch)):
+    root = data.expanduser().absolute()
+    for needed in ("images", "masks", "classes.txt"):
+        if not (root / needed).exists():
+            raise UserError(f"--data {data}: {root / needed} is not there.")
+    _check_keys(path, _parsed(path))
+    for key, value in (("data", str(root)), ("device", device), ("batch", batch)):
         line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
         text, found = re.subn(rf'(?m)^{key} = ("(\\.|[^"\\\n])*"|\S+)', line.replace("\\", r"\\"), text, count=1)
         if not found:
@@ -109,7 +127,8 @@ def describe(spec: SiteSpec, watcher: Watcher) -> list[str]:
     names = [held.classes[i - 1] for i in held.labelled]
     if not held.images:
         raise UserError(f"{spec.data}: no image with a mask that can be read.")
-    return [f"{len(held.images)} images with masks", f"labelled in them: {', '.join(names) or 'nothing'}"]
+    renamed = [f"{own} is called {name}" for own, name in spec.names.items()]
+    return [f"{len(held.images)} images with masks", f"labelled in them: {', '.join(names) or 'nothing'}", *renamed]
 
 
 @dataclass(frozen=True)

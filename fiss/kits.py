@@ -35,7 +35,10 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
         raise UserError(f"{folder} is there already: `fiss federation add` adds a site to it.")
     _check_names([server, *sites])
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "federation.toml", to_toml(config).encode())
+    text = to_toml(config).split("\n", 1)[1]
+    head = "# A federation's config. [data], [tasks] and most of [world] are for simulations: here the sites' folders say\n"
+    head += "# which images and classes there are.\n"
+    write_atomically(folder / "federation.toml", (head + text).encode())
     _write_project(folder, server, sites, port)
     return _provision(folder, [server, *sites, ADMIN])
 

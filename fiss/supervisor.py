@@ -56,6 +56,7 @@ def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience:
                     "(startup/start.sh in their kits) and give the same command again; nothing is lost."
                 )
             sleep(1.0)
+        (run.path / STOP).unlink(missing_ok=True)
     return run
 
 
@@ -79,8 +80,15 @@ def _away() -> tuple[type[BaseException], ...]:
 
 def stop(folder: Path) -> None:
     """Ask for an end after the present round."""
-    run = RunFolder.open(folder / "run")
-    write_atomically(run.path / STOP, b"")
+    kits.read_project(folder)
+    try:
+        with _alone(folder):
+            running = False
+    except UserError:
+        running = True
+    if not running:
+        raise UserError(f"{folder}: no `fiss federation run` is at work in it, so there is nothing to stop.")
+    write_atomically(folder / "run" / STOP, b"")
 
 
 def _done(run: RunFolder, rounds: int) -> bool:

@@ -500,7 +500,8 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
         ("data = 'nowhere'", "images is not there"),
         ("data = 'a'\nbatch = 1", "must be 2 or more"),
         ("data = 'a'\nbatch = '4'", "expected int"),
-        ("data = 'a'\n[names]\ndisc = 3", "maps a class name to a class name"),
+        ("data = 'a'\n[names]\ndisc = 3", "maps a class name"),
+        ("data = 'a'\n[names]\ndisk = 'x'", "Did you mean 'disc'"),
         ("data = ", "site.toml"),
     ],
 )
@@ -724,6 +725,8 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     kit = tmp_path / "kit"
     kit.mkdir()
     (kit / "site.toml").write_text(TEMPLATE)
+    with pytest.raises(UserError, match="--data"):
+        write_site(kit, tmp_path / "nowhere", "cpu", 4)
     for _ in range(2):
         spec = write_site(kit, tmp_path / "my data", "cpu", 4)
         assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)
@@ -737,3 +740,16 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     pixels[:4] = 2
     Image.fromarray(pixels).save(mask)
     assert holdings.look_again().mark != before
+
+
+def test_one_interrupt_ends_a_run_that_waits(tmp_path):
+    pytest.importorskip("nvflare")
+    here = World(tmp_path)
+    kits.init(here.folder, config(), "localhost", ["a"], free_port())
+    with pytest.raises(UserError, match="nothing to stop"):
+        supervisor.stop(here.folder)
+    running = here.run(3, 1)
+    here.until(lambda: "waiting for the server" in (tmp_path / "run.log").read_text(), 60)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(30) == 130
+    assert "--rounds 3 --sites 1` goes on" in (tmp_path / "run.log").read_text().replace("\n", "")
