@@ -36,8 +36,8 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
     _check_names([server, *sites])
     folder.mkdir(parents=True, exist_ok=True)
     text = to_toml(config).split("\n", 1)[1]
-    head = "# A federation's config. [data], [tasks] and most of [world] are for simulations: here the sites' folders say\n"
-    head += "# which images and classes there are.\n"
+    head = "# A federation's config. [data], [tasks] and most of [world] are for simulations: here the sites'\n"
+    head += "# folders say which images and classes there are.\n"
     write_atomically(folder / "federation.toml", (head + text).encode())
     _write_project(folder, server, sites, port)
     return _provision(folder, [server, *sites, ADMIN])
