@@ -16,6 +16,10 @@ import torch
 
 from fiss.checkpoint import RunFolder, State, write_atomically
 from fiss.config import Config
+from fiss.data.background import evaluation_table
+from fiss.data.folder import load
+from fiss.data.index import build as build_index
+from fiss.data.transforms import ScoredImages
 from fiss.engines import wire
 from fiss.engines.wire import Packed
 from fiss.errors import UserError
@@ -24,10 +28,13 @@ from fiss.federation.loop import Call, Engine, Server, run
 from fiss.federation.messages import Memory, Snapshot
 from fiss.holdings import Holdings, SiteSpec
 from fiss.labels import LabelSpace
+from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import build
 from fiss.rng import address, stream
 from fiss.setup import private
+from fiss.training.batches import Reader
+from fiss.training.evaluate import evaluate
 from fiss.training.fit import Trainer, pick_device, place
 from fiss.watch import Watcher
 
@@ -87,6 +94,7 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         start = state.next_round if state else 0
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
+        judge = Judge(config, watcher) if config.data.root else None
         engine.heard |= _heard(folder)
         _tell(folder, names, gone)
         calls = _calls(folder, config, engine, names, start, until)
@@ -120,11 +128,43 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             for name, why in lost.items():
                 watcher.notice(f"round {result.call.round}: {name} took no part: {why}")
             done = result.call.round + 1
+            if judge is not None:
+                folder.append("scores.jsonl", {"round": result.call.round, **judge(result.server)})
             engine.heard |= {sighting.client: result.call.round for sighting in result.sightings}
             write_atomically(folder.path / "heard.json", json.dumps(engine.heard).encode())
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
+
+
+class Judge:
+    """Scores the global model on images that the server has of its own (`data.root`)."""
+
+    def __init__(self, config: Config, watcher: Watcher) -> None:
+        self.config, self.watcher = config, watcher
+        self.dataset = load(Path(config.data.root).expanduser())
+        self.index = build_index(self.dataset.val, self.dataset.classes, watcher)
+        if self.index.problems:
+            raise UserError(f"data.root = {config.data.root}: {self.index.problems[0]}")
+        self.device = pick_device(config.training.device)
+        pin = self.device.type == "cuda"
+        self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
+        model = build(replace(config.model, weights="none"), LabelSpace(((),)).sizes, 0)
+        config.method.wire(model)
+        self.model = place(model, self.device)
+
+    def __call__(self, server: Server) -> dict[str, Any]:
+        """IoU of every class, in percent, and their mean."""
+        space, config = server.label_space, self.config
+        self.model.load(server.weights, space.sizes)
+        table = evaluation_table(self.dataset.classes, space)
+        images = range(len(self.dataset.val.stems))
+        view, training = config.evaluation.views[0], config.training
+        matrix = evaluate(
+            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.watcher
+        )
+        values = iou(matrix)
+        return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
 
 
 def _heard(folder: RunFolder) -> dict[int, int]:

@@ -92,6 +92,9 @@ def federation_table(known: dict[str, Any]) -> Table:
         from fiss.supervisor import line
 
         table.add_row("last round", escape(line(last)))
+    for record in known["scores"]:
+        best = [f"{name} {value:.1f}" for name, value in record["iou"].items() if value is not None]
+        table.add_row(f"mIoU after round {record['round'] + 1}", escape(f"{record['miou']:.1f}: {', '.join(best)}"))
     if there is None:
         table.add_row("server", f"{known['server']}:{known['port']} does not answer")
     return table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fiss import kits
 from fiss.checkpoint import RunFolder, write_atomically
 from fiss.config import to_toml
-from fiss.deployment import JOB, RENEW, STOP, open_run
+from fiss.deployment import JOB, RENEW, STOP, Judge, open_run
 from fiss.errors import UserError
 from fiss.flaring import write_job
 from fiss.watch import Watcher
@@ -32,7 +32,10 @@ FIRST_WAIT, LONGEST_WAIT = 5.0, 3600.0
 def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience: float = 600.0) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
     `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
-    run = open_run(kits.config_of(folder), folder / "run")
+    config = kits.config_of(folder)
+    if config.data.root:
+        Judge(config, watcher)  # what is wrong with the server's images is said here, and not in a log
+    run = open_run(config, folder / "run")
     with _alone(folder):
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
@@ -124,6 +127,7 @@ def survey(folder: Path) -> dict[str, Any]:
         **project,
         **progress(RunFolder(run)),
         "there": there,
+        "scores": RunFolder(run).records("scores.jsonl")[-1:],
         "stopping": (run / STOP).exists(),
     }
 

@@ -25,13 +25,14 @@ from fiss import kits, presets, supervisor
 from fiss.checkpoint import RunFolder
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
-from fiss.deployment import Attendant, lead, numbers, open_run
+from fiss.deployment import Attendant, Judge, lead, numbers, open_run
 from fiss.engines import wire
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Order, Probe, Reply, Sighting, Snapshot
 from fiss.holdings import TEMPLATE, Holdings, read_site, write_site
 from fiss.labels import LabelSpace
+from fiss.listings import federation_table
 from fiss.methods import find
 from fiss.methods.monitors import MonitorSpec
 from fiss.setup import private
@@ -440,6 +441,26 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
             assert not any(new & set(epoch["offered"]) for epoch in text["report"]["pseudo_labels"])
     assert kinds == {"sighting", "reply"}
     assert counted > 0
+
+
+def test_the_server_may_have_images_of_its_own(tmp_path):
+    stage(tmp_path, 0, ("a", "own"))
+    (tmp_path / "own" / "train.txt").write_text("scan006\n")
+    (tmp_path / "own" / "val.txt").write_text("scan007\nscan008\nscan009\n")
+    plain = config()
+    settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
+    run = open_run(settings, tmp_path / "run")
+    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 2, Watcher())
+    scores = run.records("scores.jsonl")
+    assert [record["round"] for record in scores] == [0, 1]
+    assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
+    assert 0 < scores[-1]["iou"]["background"] <= 100
+    known = {"folder": "f", "sites": ["a"], "there": None, "server": "s", "port": 1, "stopping": False}
+    table = federation_table({**known, **supervisor.progress(run), "scores": scores[-1:]})
+    assert "mIoU after round 2" in list(table.columns[0].cells)
+    (tmp_path / "own" / "masks" / "scan008.png").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="scan008"):
+        Judge(settings, Watcher())
 
 
 def test_a_round_that_is_played_again_is_answered_again(tmp_path):
