@@ -28,6 +28,7 @@ from fiss.federation.loop import Call, Engine, Server, run
 from fiss.federation.messages import Memory, Snapshot
 from fiss.holdings import Holdings, SiteSpec
 from fiss.labels import LabelSpace
+from fiss.methods.monitors import RULES
 from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import build
@@ -38,7 +39,7 @@ from fiss.training.evaluate import evaluate
 from fiss.training.fit import Trainer, pick_device, place
 from fiss.watch import Watcher
 
-UNTOLD = ("names", "entropy", "images", "misfit", "features", "never")
+UNTOLD = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
 """Monitors that a site can use: the others know what only a simulation knows."""
 STOP, RENEW, JOB = "stop", "renew", "job.json"
 """In the run folder: marks to end after this round, or to end this job because the sites have changed; and who is in
@@ -101,7 +102,7 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
             asked = {*result.call.selected, *result.call.probed}
             if asked <= engine.missing.keys():
-                return  # nobody was there: no round
+                break  # nobody was there: no round
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
             folder.append(

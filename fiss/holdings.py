@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fiss.data.dataset import FileSplit, files_by_stem, read_lines, read_list
+from fiss.data.dataset import FileSplit, files_by_stem, read_list
+from fiss.data.folder import read_classes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError, unknown
 from fiss.labels import IGNORE
@@ -72,7 +73,7 @@ def read_site(path: Path) -> SiteSpec:
     for needed in ("images", "masks", "classes.txt"):
         if not (root / needed).exists():
             raise UserError(f"{path}: data = {spec.data}: {root / needed} is not there.")
-    own = read_lines(root / "classes.txt")
+    own = read_classes(root / "classes.txt")
     for name in text.get("names", {}):
         if name not in own:
             raise unknown(f"class under [names] of {path.name}, where classes.txt is meant,", name, own)
@@ -157,8 +158,7 @@ class Holdings:
 
     def look_again(self) -> Held:
         """What can be read now."""
-        classes = read_lines(self.root / "classes.txt")
-        classes = classes[1:] if classes and classes[0].lower() == "background" else classes
+        classes = read_classes(self.root / "classes.txt")
         images, masks = (files_by_stem(self.root / name)[0] for name in ("images", "masks"))
         listed = self.root / "train.txt"
         stems = [s for s in (read_list(listed) if listed.is_file() else sorted(images)) if s in images and s in masks]

@@ -48,8 +48,8 @@ def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience:
                 problem = f"waiting for the server ({type(error).__name__})"
             if progress(run)["rounds"] > before:
                 trouble = 0.0
-            elif problem:
-                trouble = trouble or monotonic()
+            else:  # also if a job ended well, because none of its sites answered
+                trouble, problem = trouble or monotonic(), problem or "no site answers"
             if problem and problem != said:
                 watcher.notice(problem)
             said = problem

@@ -24,7 +24,7 @@ def load(root: Path) -> Dataset:
             raise UserError(
                 f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder."
             )
-    classes = _classes(root / "classes.txt")
+    classes = read_classes(root / "classes.txt")
     images, _ = files_by_stem(root / "images")
     masks, _ = files_by_stem(root / "masks")
     notices = []
@@ -55,7 +55,8 @@ def load(root: Path) -> Dataset:
     return Dataset("folder", classes, split("train"), split("val"), tuple(notices))
 
 
-def _classes(path: Path) -> tuple[str, ...]:
+def read_classes(path: Path) -> tuple[str, ...]:
+    """The names in a classes.txt, without the background."""
     names = read_lines(path)
     if names and names[0].lower() == "background":
         names = names[1:]

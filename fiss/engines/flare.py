@@ -1,4 +1,4 @@
-"""NVIDIA FLARE carries the messages: the only file that imports it.
+"""NVIDIA FLARE carries the messages; only this file and flare_admin.py import it.
 
 FLARE has a controller on the server and an executor at each site. Ours hold nothing: the controller (`Relay`) hands an
 engine to a function that drives our loop, the executor (`Desk`) hands each message to one that answers it. Both

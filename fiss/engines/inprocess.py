@@ -65,7 +65,9 @@ class InProcess:
         seen: dict[int, Weights] = {}
 
         def short(weights: Weights) -> Weights:
-            return seen.setdefault(id(weights), rounded(weights, self.transfer))
+            if id(weights) not in seen:
+                seen[id(weights)] = rounded(weights, self.transfer)
+            return seen[id(weights)]
 
         def taught(teacher: Snapshot | None) -> Snapshot | None:
             return replace(teacher, weights=short(teacher.weights)) if teacher is not None else None
