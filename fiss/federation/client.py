@@ -23,7 +23,7 @@ from fiss.methods.monitors import FEWEST, Evidence, Looks, MonitorSpec, chance, 
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
-from fiss.training.probe import UNKNOWN, features, look
+from fiss.training.probe import UNKNOWN, Pass, features, look
 from fiss.training.schedule import rate_at, rate_in_round
 from fiss.watch import Watcher
 
@@ -72,13 +72,13 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     newcomer = memory.since < 0
     assert trainer.plain is not None
     student = trainer.show(probe.weights, space.sizes)
-    table, batch = probe_table(site, space), trainer.spec.batch
-    seen = look(student, trainer.plain, sample(probe.client, site, spec.sample), table, batch, trainer.spec)
+    table, plain = probe_table(site, space), trainer.plain
+    seen = look(Pass(student, plain, sample(probe.client, site, spec.sample), table, trainer.spec))
     changed, looks, chance_ = not newcomer and held != memory.held, memory.looks, 1.0
     if newcomer or changed:
         assert trainer.yardstick is not None
         compared = sample(probe.client, site, spec.compared)
-        new = _plain(asdict(features(trainer.yardstick, trainer.plain, compared, table, batch, trainer.spec)))
+        new = _plain(asdict(features(Pass(trainer.yardstick, plain, compared, table, trainer.spec))))
         chance_ = chance(Looks(**looks), Looks(**new)) if looks else 1.0
         looks = new if new["images"] >= FEWEST or not looks else looks  # too few to compare the next ones with
     now = replace(

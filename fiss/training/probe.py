@@ -6,6 +6,7 @@ B batch, D channels, K directions, h w size of a map.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -29,20 +30,38 @@ DIRECTIONS = 64
 """In which the features of each stage are measured, drawn once and for all."""
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A network over some of a client's images: gives what it says of each batch, and its labels."""
+
+    model: Segmenter
+    reader: Reader
+    images: Sequence[int]
+    table: NDArray[np.int16]
+    """From the ids in their masks to channels."""
+    training: TrainingSpec
+
+    def __iter__(self) -> Iterator[tuple[Output, Tensor]]:
+        model, batch = self.model.eval(), self.training.batch
+        device = next(model.parameters()).device
+        to_channel = torch.from_numpy(self.table).to(device)
+        batches = [self.images[a : a + batch] for a in range(0, len(self.images), batch)]
+        self.reader.ask([(i, "published") for i in part] for part in batches)
+        for _ in batches:
+            pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(self.reader))
+            pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
+            with autocast(self.training, device), torch.compiler.set_stance("force_eager"):
+                output = model(normalise(pictures))
+            yield output, labels
+
+
 @torch.inference_mode()
-def look(
-    model: Segmenter,
-    reader: Reader,
-    images: Sequence[int],
-    table: NDArray[np.int16],
-    batch: int,
-    training: TrainingSpec,
-) -> Evidence:
-    """Evidence from those images; `table` maps the ids of their masks to channels."""
+def look(over: Pass) -> Evidence:
+    """Evidence from those images."""
     rows: list[Tensor] = []
-    channels = sum(model.classifier.sizes)
+    channels = sum(over.model.classifier.sizes)
     names: Tensor | int = 0
-    for output, labels in _through(model, reader, images, table, batch, training):
+    for output, labels in over:
         entropy, called = output.entropy
         valid = labels != IGNORE
         own = valid & (labels != BACKGROUND)
@@ -53,22 +72,15 @@ def look(
     assert isinstance(names, Tensor)
     counts = names[:-1].cpu().numpy()
     shares = tuple(float(share) for share in counts / max(int(counts.sum()), 1))
-    return Evidence(len(images), *_mean(entropy, pixels), *_mean(missed, own), called=shares)
+    return Evidence(len(over.images), *_mean(entropy, pixels), *_mean(missed, own), called=shares)
 
 
 @torch.inference_mode()
-def features(
-    model: Segmenter,
-    reader: Reader,
-    images: Sequence[int],
-    table: NDArray[np.int16],
-    batch: int,
-    training: TrainingSpec,
-) -> Looks:
+def features(over: Pass) -> Looks:
     """What the labelled pixels of those images look like to this network: of each stage the mean over them, brought
     to length 1 per channel, in a few directions; an image without any is left out."""
     rows: list[Tensor] = []
-    for output, labels in _through(model, reader, images, table, batch, training):
+    for output, labels in over:
         own = ((labels != IGNORE) & (labels != BACKGROUND)).float()[:, None]
         parts = []
         for number, map_BDhw in enumerate((*output.stages, output.encoded_BDhw)):
@@ -91,28 +103,6 @@ def _directions(stage: int, channels: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(stage)
     signs = torch.randint(0, 2, (channels, DIRECTIONS), generator=generator) * 2 - 1
     return (signs / math.sqrt(channels)).to(device)
-
-
-def _through(
-    model: Segmenter,
-    reader: Reader,
-    images: Sequence[int],
-    table: NDArray[np.int16],
-    batch: int,
-    training: TrainingSpec,
-) -> Iterator[tuple[Output, Tensor]]:
-    """What the model says of each batch, and its labels."""
-    device = next(model.parameters()).device
-    model.eval()
-    to_channel = torch.from_numpy(table).to(device)
-    batches = [images[a : a + batch] for a in range(0, len(images), batch)]
-    reader.ask([(i, "published") for i in part] for part in batches)
-    for _ in batches:
-        pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
-        pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
-        with autocast(training, device), torch.compiler.set_stance("force_eager"):
-            output = model(normalise(pictures))
-        yield output, labels
 
 
 def _mean(part: NDArray[np.float64], whole: NDArray[np.float64]) -> tuple[float, float]:
