@@ -117,7 +117,7 @@ def survey(folder: Path) -> dict[str, Any]:
     try:
         from fiss.engines.flare_admin import Admin
 
-        with Admin(kits.admin_kit(folder), 3.0) as admin:
+        with Admin(kits.admin_kit(folder), 10.0) as admin:
             there: dict[str, float] | None = _there(admin)
     except Exception:  # no server, no FLARE: the run folder still says where it stands
         there = None
