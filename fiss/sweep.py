@@ -168,9 +168,9 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def _plain(config: Config) -> dict[str, object]:
-    """Settings that decide the result, by section; paths may be written in two ways."""
+    """Settings that decide the result by more than rounding, by section; paths may be written in two ways."""
     values = to_dict(config)
-    for key in ("device", "workers", "cache", "threads"):
+    for key in ("device", "workers", "cache", "threads", "compile", "graphs"):
         del values["training"][key]
     del values["base"]
     for section, key in (("data", "root"), ("model", "weights")):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fiss.models.graphs import record
-from fiss.models.segmenter import Segmenter, build
+from fiss.models.segmenter import Segmenter, Trunk, build
 from fiss.presets import SMALL_NETWORK
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -106,3 +106,25 @@ def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) 
     parameter.data = parameter.data.clone()  # elsewhere: the record would read what is there no longer
     model(images)
     assert len(replays) == 3
+
+
+def test_scoring_never_compiles_a_recorded_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[torch.Size] = []
+
+    def compiling(trunk: Trunk) -> Trunk:
+        def run(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+            compiled.append(images.shape)
+            return trunk(images)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda below, images, allow_unused_input: below)
+    model, images = network(), pictures("cpu", 32)
+    model.compile()
+    record(model, images, trains=True)
+    model.train()(images)
+    assert len(compiled) == 1
+    model.eval()(images)
+    model.train()(pictures("cpu", 64))
+    assert len(compiled) == 1

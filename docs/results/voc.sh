@@ -1,10 +1,13 @@
 #!/bin/sh
-# Every run of docs/results/voc.md: sh docs/results/voc.sh VOCdevkit resnet50.safetensors OUT [JOBS]
-# Give it again to go on where it stopped. Nothing is chosen by looking at the validation images: all is as in the presets.
+# Every run of docs/results/voc.md: sh docs/results/voc.sh VOCdevkit resnet50.safetensors OUT [JOBS [OPTION...]]
+# Give it again to go on where it stopped; options (--set training.compile=true) go to every sweep.
+# Nothing is chosen by looking at the validation images: all is as in the presets.
 set -eu
 data=$1 weights=$2 out=$3 jobs=${4:-1}
+shift $(($# < 4 ? $# : 4))
+options="$*"
 sweep() {
-    fiss sweep "$@" --share --jobs "$jobs" --out "$out" --set data.root="$data" --set model.weights="$weights" --set training.workers=3
+    fiss sweep "$@" --share --jobs "$jobs" --out "$out" --set data.root="$data" --set model.weights="$weights" --set training.workers=3 $options
 }
 sweep voc-15-1-small --methods paper,mib-100,fbl-paper,fbl-reference
 sweep voc-4-4-small voc-8-2-small --methods paper

@@ -29,8 +29,9 @@ class _Below(nn.Module):
 def record(model: Segmenter, images_BCHW: Tensor, trains: bool) -> None:
     """Record the network below its classifier for images of this size, forward and, if it `trains`, backward.
 
-    Whatever else comes (another size, a network in another mode or with other frozen parts) runs as before. Call it
-    with the precision of training set, and while nothing else uses the device.
+    Whatever else comes (another size, a network in another mode or with other frozen parts) runs kernel by kernel, also
+    where the record is of a compiled network: scoring would else compile it again for each mode and size. Call it with
+    the precision of training set, and while nothing else uses the device.
     """
     model.train(trains)
     run = model.runs_with
@@ -48,7 +49,7 @@ def record(model: Segmenter, images_BCHW: Tensor, trains: bool) -> None:
         torch.set_autocast_cache_enabled(caches)
         for name, buffer in model.named_buffers():
             buffer.copy_(kept[name])  # recording runs the network a few times, which moves BatchNorm's statistics
-    model.runs_with = _Recorded(run, below, cast(Trunk, replay), images_BCHW, trains)
+    model.runs_with = _Recorded(model.trunk, below, cast(Trunk, replay), images_BCHW, trains)
 
 
 class _Recorded:
