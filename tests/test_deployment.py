@@ -141,7 +141,13 @@ class World:
     def run(self, rounds, least):
         words = ["-m", "fiss", "federation", "run", str(self.folder), "--rounds", str(rounds), "--sites", str(least)]
         with (self.root / "run.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, env=ENVIRONMENT)
+            return subprocess.Popen(
+                [sys.executable, *words],
+                stdout=log,
+                stderr=log,
+                env=ENVIRONMENT,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored under nohup and `&`
+            )
 
     def rounds(self):
         return supervisor.progress(RunFolder(self.folder / "run"))["rounds"]
