@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from fiss.origin import commit
 
 RESULTS = Path(__file__).parent / "results"
 Arguments = argparse.Namespace
@@ -101,19 +101,12 @@ def ceilings(tiny: bool) -> dict[str, float]:
 
 def about_this_run() -> dict[str, Any]:
     """Hardware, versions and commit, for every file of results."""
-    here = Path(__file__).parents[1]
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-        ).stdout.strip()
-    except OSError:
-        commit = ""
     return {
         "machine": machine(),
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "commit": os.environ.get("FISS_COMMIT") or commit or "unknown",
+        "commit": commit() or "unknown",
         "date": time.strftime("%Y-%m-%d"),
     }
 

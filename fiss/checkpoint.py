@@ -7,6 +7,7 @@ that did not finish, and is cut off on resume.
     config.toml     the complete config            splits.json    who was selected, who held which images
     rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
     state.json      where the run stands, and every client's memory
+    origin.json     program, machine and time, for each time it was begun or gone on with
     weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
 """
 
@@ -116,6 +117,22 @@ class RunFolder:
                 f"{path}: the data set, or the draws from it, are not those this run began with; results would not "
                 "belong together. Restore the data, or start a new run."
             )
+
+    # Origin
+
+    def origins(self) -> list[dict[str, Any]]:
+        """Which program on which machine worked in it, and when; none for a run from before this was kept."""
+        try:
+            found: list[dict[str, Any]] = json.loads((self.path / "origin.json").read_bytes())
+            return found
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path / 'origin.json'}: damaged or foreign ({error}).") from error
+
+    def add_origin(self, record: Mapping[str, Any]) -> None:
+        """One more that works in it."""
+        write_atomically(self.path / "origin.json", json.dumps([*self.origins(), record], indent=1).encode())
 
     # Logs
 

@@ -32,6 +32,7 @@ from fiss.methods.monitors import RULES
 from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import build
+from fiss.origin import origin
 from fiss.rng import address, stream
 from fiss.setup import private
 from fiss.training.batches import Reader
@@ -93,6 +94,7 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         state = folder.restore()
         server = state.server if state else _beginning(config)
         start = state.next_round if state else 0
+        folder.add_origin(origin(torch.device("cpu")))
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
         judge = Judge(config, watcher) if config.data.root else None

@@ -23,6 +23,7 @@ from fiss.labels import LabelSpace
 from fiss.metrics import iou, summary, to_background
 from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
+from fiss.origin import origin
 from fiss.setup import Setup, prepare, with_absolute_paths
 from fiss.training.evaluate import evaluate
 from fiss.training.fit import Trainer, autocast
@@ -91,6 +92,7 @@ def _go_on(
     next_round = state.next_round if state else 0
     if not student.taps:
         watcher.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
+    folder.add_origin(origin(setup.device))
     trainer = make_trainer(setup, student)
     engine = connect(setup, trainer, memories, watcher)
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))

@@ -350,9 +350,14 @@ def _shown(config: Config) -> Config:
 def _configs(runs: Sequence[Run]) -> str:
     return "".join(
         f"<details><summary>{html.escape(run.label)}: {html.escape(str(run.path))}</summary>"
-        f"<pre>{html.escape(to_toml(_shown(run.config)))}</pre></details>"
+        f"{_origins(run)}<pre>{html.escape(to_toml(_shown(run.config)))}</pre></details>"
         for run in runs
     )
+
+
+def _origins(run: Run) -> str:
+    records = RunFolder(run.path).origins()
+    return table(list(records[0]), [[str(value) for value in record.values()] for record in records]) if records else ""
 
 
 def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> tuple[list[str], list[str]]:

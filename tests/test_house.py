@@ -13,7 +13,7 @@ from fiss.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 LEVELS = [
-    {"errors", "kernels", "rng", "watch"},
+    {"errors", "kernels", "origin", "rng", "watch"},
     {"labels", "sums"},
     {"data", "models", "losses", "metrics"},
     {"methods"},

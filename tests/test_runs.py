@@ -50,7 +50,7 @@ def whole(tiny, module_tmp):
 
 def test_a_run_folder(whole, tiny):
     assert sorted(p.name for p in whole.iterdir()) == [
-        "config.toml", "rounds.jsonl", "scores.jsonl", "splits.json", "state.json", "weights",
+        "config.toml", "origin.json", "rounds.jsonl", "scores.jsonl", "splits.json", "state.json", "weights",
     ]  # fmt: skip
     names = sorted(p.name for p in (whole / "weights").iterdir())
     assert names == ["round-0000.safetensors", "round-0002.safetensors", "task-0.safetensors", "task-1.safetensors"]
@@ -151,9 +151,9 @@ def test_killed_in_training(whole, tiny, tmp_path, step):
     assert result(path) == result(whole)
 
 
-@pytest.mark.parametrize("at", range(1, 19))
+@pytest.mark.parametrize("at", range(1, 21))
 def test_killed_in_a_write(whole, tiny, tmp_path, at, monkeypatch):
-    """Every fsync of the beginning and two rounds: config, splits, weights, directories, logs and state, torn in
+    """Every fsync of the beginning and two rounds: config, splits, origin, weights, folders, logs and state, torn in
     half."""
     path = tmp_path / "r"
 

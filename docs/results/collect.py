@@ -1,6 +1,6 @@
 """Finished runs as one JSON: scores by class after every task, seconds, accepted pseudo labels.
 
-python docs/results/collect.py "HARDWARE" COMMIT "COMMAND" RUN... > FILE.json
+python docs/results/collect.py "HARDWARE" "COMMAND" RUN... > FILE.json
 """
 
 import json
@@ -36,6 +36,7 @@ def one(path: Path) -> dict:
         "preset": config.name,
         "method": label(config),
         "seed": config.seed,
+        "commit": folder.origins()[-1]["commit"] if folder.origins() else None,
         "finished": folder.finished(),
         "own first task": not config.base,
         "monitor": config.monitor.name,
@@ -48,6 +49,6 @@ def one(path: Path) -> dict:
 
 
 if __name__ == "__main__":
-    hardware, commit, command, *runs = sys.argv[1:]
-    record = {"hardware": hardware, "commit": commit, "command": command, "runs": [one(Path(run)) for run in runs]}
+    hardware, command, *runs = sys.argv[1:]
+    record = {"hardware": hardware, "command": command, "runs": [one(Path(run)) for run in runs]}
     print(json.dumps(record, indent=1))
