@@ -1,7 +1,7 @@
 """The run folder: what is in it, and how it survives being killed at any moment.
 
 Every file is written beside its place and moved there in one step. `state.json` is written last in a round and says
-how long the two logs are and which weights belong to it, with their digest; whatever lies beyond that is from a round
+how long the two logs are and which weights belong to it, with their digests; whatever lies beyond that is from a round
 that did not finish, and is cut off on resume.
 
     config.toml     the complete config            splits.json    who was selected, who held which images
@@ -155,19 +155,21 @@ class RunFolder:
 
     def commit(self, state: State, weights: str, keep: int) -> None:
         """Make a finished round count. `weights` names where its model goes."""
-        digest = self.write_weights(weights, state.server.label_space, state.server.weights)
         server, teacher = state.server, state.server.teacher
+        digests = self._digests()
+        digests[weights] = self.write_weights(weights, server.label_space, server.weights)
         kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
         for name, snapshot in kept.items():
-            if not self._weights(name).is_file():
-                self.write_weights(name, snapshot.label_space, snapshot.weights)
+            if name not in digests:
+                digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
+        needed = {weights, *kept, *([teacher.name] if teacher else [])}
         record = {
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
             "config": config_digest(self.config()),
             "weights": weights,
-            "sha256": digest,
+            "digests": {name: digest for name, digest in sorted(digests.items()) if name in needed},
             "teacher": teacher.name if teacher else None,
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
             "taught": {str(client): snapshot.name for client, snapshot in sorted(server.taught.items())},
@@ -208,16 +210,17 @@ class RunFolder:
                 for client, memory in record["memories"].items()
             }
             next_round, finished = int(record["next_round"]), bool(record["finished"])
-            name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+            name, taught_by, digests = str(record["weights"]), record["teacher"], _digests_in(record)
+            digest = digests[name]
             before = list(record.get("before", ()))
             taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name, digest)
-        teacher = self.read_weights(taught_by) if taught_by else None
+        teacher = self.read_weights(taught_by, digests.get(taught_by)) if taught_by else None
         for log, length in lengths.items():
             _cut(self.path / log, length)
-        kept = {known: self.read_weights(known) for known in {*before, *taught.values()} if known}
+        kept = {known: self.read_weights(known, digests.get(known)) for known in {*before, *taught.values()} if known}
         server = Server(
             model.label_space,
             model.weights,
@@ -229,10 +232,18 @@ class RunFolder:
 
     def finished(self) -> bool:
         """Whether the last round has been played."""
+        return bool(self._record().get("finished"))
+
+    def _digests(self) -> dict[str, str]:
+        """Of the models that the last finished round needs."""
+        return _digests_in(self._record())
+
+    def _record(self) -> dict[str, Any]:
+        """What state.json says, nothing if it cannot be read."""
         try:
-            return bool(json.loads((self.path / "state.json").read_bytes())["finished"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+            return dict(json.loads((self.path / "state.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     # Weights
 
@@ -273,6 +284,13 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+
+def _digests_in(record: Mapping[str, Any]) -> dict[str, str]:
+    """Earlier versions kept that of the last model alone."""
+    if "sha256" in record:
+        return {str(record["weights"]): str(record["sha256"])}
+    return {str(name): str(digest) for name, digest in record.get("digests", {}).items()}
 
 
 def config_digest(config: Config) -> str:

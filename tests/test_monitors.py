@@ -647,6 +647,7 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
     state = json.loads((folder.path / "state.json").read_text())
     kept = {p.stem for p in (folder.path / "weights").glob("before-*")}
     assert kept == {name for name in (*state["before"], *state["taught"].values()) if name}
+    assert kept <= set(state["digests"])
     held = {
         name for r in rounds for c in setup.plan.turns[r["round"]].present for name in setup.site(r["round"], c).names
     }

@@ -16,6 +16,7 @@ from fiss.config import read_toml
 from fiss.data.sources import DataSpec
 from fiss.data.world import TaskSpec, WorldSpec
 from fiss.errors import UserError
+from fiss.methods import find
 from fiss.models.segmenter import build
 from fiss.setup import prepare
 from fiss.watch import Watcher
@@ -373,6 +374,21 @@ def damaged(whole, tmp_path):
 
     shutil.copytree(whole, tmp_path / "d")
     return tmp_path / "d"
+
+
+def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
+    path = tmp_path / "r"
+    assert killed(lambda: experiment.start(replace(tiny, method=find("mib")), path, KillAtStep(12)))
+    state, model = path / "state.json", path / "weights" / "task-0.safetensors"
+    record, good = json.loads(state.read_text()), model.read_bytes()
+    assert record["teacher"] == "task-0"
+    assert sorted(record["digests"]) == sorted({"task-0", record["weights"]})
+    model.write_bytes(good[:-4] + b"oops")
+    with pytest.raises(UserError, match=r"task-0\.safetensors: damaged, its digest"):
+        experiment.resume(path, Watcher())
+    old = {"sha256": record["digests"][record["weights"]]}  # as earlier versions wrote it: only the last model's
+    state.write_text(json.dumps({k: v for k, v in record.items() if k != "digests"} | old))
+    experiment.resume(path, Watcher())
 
 
 def test_damaged_and_foreign_folders(whole, tmp_path):
