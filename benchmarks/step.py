@@ -21,7 +21,7 @@ from fiss.data.background import evaluation_table
 from fiss.labels import LabelSpace
 from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
-from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place
+from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place, set_training
 from fiss.watch import Watcher
 
 METHODS = ("finetune", "lwf", "ilt", "mib", "plop", "fbl", "rcil")
@@ -103,7 +103,11 @@ def network(kind: str, tiny: bool, small: bool, taught: bool, how: str) -> Segme
     if how.endswith("recorded") and common.device().type == "cuda":
         images = sizes.batches()[0].to(common.device()).float().contiguous(memory_format=torch.channels_last)
         with autocast(TrainingSpec(), common.device()):
-            record(model, images, trains=not taught)
+            if taught:
+                model.eval()
+            else:
+                set_training(model, methods.find(kind), 2, TrainingSpec())
+            record(model, images)
     return model
 
 

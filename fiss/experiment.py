@@ -26,7 +26,7 @@ from fiss.models.segmenter import Segmenter, check_weights
 from fiss.origin import origin
 from fiss.setup import Setup, prepare, with_absolute_paths
 from fiss.training.evaluate import evaluate
-from fiss.training.fit import Trainer, autocast
+from fiss.training.fit import Trainer, autocast, set_training
 from fiss.watch import Watcher
 
 Connect = Callable[[Setup, Trainer, dict[int, Memory], Watcher], Engine]
@@ -122,16 +122,19 @@ def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
     """What clients train with, around a network."""
     config = setup.config
     teacher = setup.network(setup.first_space) if config.method.needs_teacher else None
-    for network in (student, teacher):
-        if network is None:
-            continue
-        if config.training.compile:
-            network.compile()
-        if config.training.graphs and setup.device.type == "cuda":
-            size = (config.training.batch, 3, config.augment.crop, config.augment.crop)
-            images = torch.zeros(size, device=setup.device).contiguous(memory_format=torch.channels_last)
-            with autocast(config.training, setup.device):
-                record(network, images, trains=network is student)
+    if config.training.compile:
+        student.compile()
+        if teacher is not None:
+            teacher.compile()
+    if config.training.graphs and setup.device.type == "cuda":
+        size = (config.training.batch, 3, config.augment.crop, config.augment.crop)
+        images = torch.zeros(size, device=setup.device).contiguous(memory_format=torch.channels_last)
+        with autocast(config.training, setup.device):
+            for groups in (2,) if config.base else (1, 2):  # a method may freeze parts after the first task
+                set_training(student, config.method, groups, config.training)
+                record(student, images)
+            if teacher is not None:
+                record(teacher.eval(), images)
     if setup.told:
         return Trainer(student, teacher, setup.training_images, config.training)
     yardstick = setup.network(setup.first_space, fresh=True)  # as it was before any training; each site has its own

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from fiss.models.graphs import record
+from fiss.methods.rcil import RCIL
+from fiss.models.graphs import Recorded, record
 from fiss.models.segmenter import Segmenter, Trunk, build
 from fiss.presets import SMALL_NETWORK
+from fiss.training.fit import TrainingSpec, set_training
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,7 +41,7 @@ def test_training_by_the_record_is_training(monkeypatch: pytest.MonkeyPatch, com
         if recorded:
             if compiled:
                 model.compile()
-            record(model, pictures("cuda"), trains=True)
+            record(model.train(), pictures("cuda"))
         start = model.weights()
         descend(model, "cuda", (64, 64, 96, 64))
         moved.append({name: tensor.double() - start[name] for name, tensor in model.weights().items()})
@@ -52,7 +54,7 @@ def test_training_by_the_record_is_training(monkeypatch: pytest.MonkeyPatch, com
 def test_a_recorded_teacher_follows_its_weights() -> None:
     teacher, plain = network("cuda").eval(), network("cuda").eval()
     with torch.autocast("cuda", torch.bfloat16):
-        record(teacher, pictures("cuda"), trains=False)
+        record(teacher, pictures("cuda"))
     descend(other := network("cuda"), "cuda", (64, 64))
     for model in (teacher, plain):
         model.load(other.weights(), (4,))
@@ -61,6 +63,31 @@ def test_a_recorded_teacher_follows_its_weights() -> None:
             ours, theirs = teacher(pictures("cuda", seed=seed)), plain(pictures("cuda", seed=seed))
             torch.testing.assert_close(ours.logits_BCHW, theirs.logits_BCHW)
             torch.testing.assert_close(ours.stages[0], theirs.stages[0])
+
+
+@on_gpu
+def test_branches_are_recorded_open_and_frozen() -> None:
+    """As RCIL trains them: all in the first task, the right ones in later tasks; their mix is drawn anew each time."""
+    rcil, images = RCIL(), pictures("cuda")
+    model = build(SMALL_NETWORK, (4,), 1)
+    rcil.wire(model)
+    model = model.to("cuda").to(memory_format=torch.channels_last)
+    before = model.weights()
+    for groups in (1, 2):
+        set_training(model, rcil, groups, TrainingSpec())
+        record(model, images)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.weights().items())
+    recorded = model.runs_with
+    assert isinstance(recorded, Recorded)
+    assert len(recorded.replays) == 2
+    for groups in (1, 2, 1):
+        set_training(model, rcil, groups, TrainingSpec())
+        first, second = (model(images).logits_BCHW.detach().clone() for _ in range(2))
+        assert not torch.equal(first, second)
+        model.zero_grad()
+        model(images).logits_BCHW.square().mean().backward()
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad is None) == (groups == 2 and ".left_" in name), name
 
 
 def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +106,7 @@ def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", recording)
     model, images = network(), pictures("cpu", 32)
     before = model.weights()
-    record(model, images, trains=True)
+    record(model.train(), images)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.weights().items())
     expected = network().train()(images).logits_BCHW
     assert torch.equal(model.train()(images).logits_BCHW, expected)
@@ -122,9 +149,37 @@ def test_scoring_never_compiles_a_recorded_network_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda below, images, allow_unused_input: below)
     model, images = network(), pictures("cpu", 32)
     model.compile()
-    record(model, images, trains=True)
+    record(model.train(), images)
     model.train()(images)
     assert len(compiled) == 1
     model.eval()(images)
     model.train()(pictures("cpu", 64))
     assert len(compiled) == 1
+
+
+def test_a_record_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[int] = []
+
+    def recording(below: nn.Module, images: tuple[torch.Tensor], allow_unused_input: bool) -> object:
+        number = sum(p.requires_grad for p in below.parameters())
+
+        def replay(given: torch.Tensor) -> object:
+            recorded.append(number)
+            return below(given)
+
+        return replay
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", recording)
+    rcil, images = RCIL(), pictures("cpu", 32)
+    model = network()
+    rcil.wire(model)
+    for groups in (1, 2, 1):
+        set_training(model, rcil, groups, TrainingSpec())
+        record(model, images)
+    assert isinstance(model.runs_with, Recorded)
+    assert len(model.runs_with.replays) == 2
+    for groups in (2, 1):
+        set_training(model, rcil, groups, TrainingSpec())
+        model(images)
+    open_, frozen = recorded[1], recorded[0]
+    assert open_ > frozen > 0

@@ -10,6 +10,75 @@ from torch import Tensor, nn
 
 from fiss.models.segmenter import Segmenter, Trunk
 
+Outputs = tuple[Tensor, Tensor, tuple[Tensor, ...]]
+State = tuple[object, ...]
+
+
+def record(model: Segmenter, images_BCHW: Tensor) -> None:
+    """Record the network below its classifier for images of this size, forward and, if it is in training, backward.
+
+    A record is of the network as it is now: its modes and its frozen parts. It may be recorded in several states.
+    Whatever else comes (another size, another state) runs kernel by kernel, also where the records are of a compiled
+    network: scoring would else compile it again for each mode and size. Call it with the precision of training set,
+    and while nothing else uses the device.
+    """
+    known = model.runs_with
+    recorded = known if isinstance(known, Recorded) else Recorded(model, images_BCHW)
+    recorded.add()
+    model.runs_with = recorded
+
+
+class Recorded:
+    """Replays where a record fits, and runs the network where none does."""
+
+    def __init__(self, model: Segmenter, like: Tensor) -> None:
+        self.model, self.like, self.run = model, like, model.runs_with
+        below = _Below(model, self.run)
+        self.modules, self.parameters = list(below.modules())[1:], list(below.parameters())
+        self.tensors = [*self.parameters, *below.buffers()]
+        self.replays: dict[State, Trunk] = {}
+
+    def add(self) -> None:
+        """Record the network as it is now, unless there is such a record."""
+        trains = self.model.training
+        with torch.set_grad_enabled(trains):
+            state = self._state()
+            if state in self.replays:
+                return
+            kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            caches = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)  # a cached cast would not be part of the record
+            example = (self.like.clone(),)  # a record writes its images there, so each has its own
+            try:
+                if trains:
+                    below = _Below(self.model, self.run)
+                    replay = torch.cuda.make_graphed_callables(below, example, allow_unused_input=True)
+                else:
+                    replay = torch.cuda.make_graphed_callables(self.run, example)
+            finally:
+                torch.set_autocast_cache_enabled(caches)
+                with torch.no_grad():
+                    for name, buffer in self.model.named_buffers():
+                        buffer.copy_(kept[name])  # recording runs the network, which moves BatchNorm's statistics
+        self.replays[state] = cast(Trunk, replay)
+
+    def _state(self) -> State:
+        """All that decides which kernels run, and on which memory."""
+        return (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+            *(module.training for module in self.modules),
+            *(parameter.requires_grad for parameter in self.parameters),
+            *(tensor.data_ptr() for tensor in self.tensors),
+        )
+
+    def __call__(self, images_BCHW: Tensor) -> Outputs:
+        """As the network's own trunk."""
+        alike = images_BCHW.shape == self.like.shape and images_BCHW.dtype == self.like.dtype
+        replay = self.replays.get(self._state()) if alike else None
+        return (replay or self.model.trunk)(images_BCHW)
+
 
 class _Below(nn.Module):
     """What lies below a network's classifier, as a module of its own: its parameters are what is trained through the
@@ -20,60 +89,7 @@ class _Below(nn.Module):
         self.encoder, self.decoder = model.encoder, model.decoder
         self.run = run
 
-    def forward(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def forward(self, images_BCHW: Tensor) -> Outputs:
         """As the network's own trunk."""
-        outputs: tuple[Tensor, Tensor, tuple[Tensor, ...]] = self.run(images_BCHW)
+        outputs: Outputs = self.run(images_BCHW)
         return outputs
-
-
-def record(model: Segmenter, images_BCHW: Tensor, trains: bool) -> None:
-    """Record the network below its classifier for images of this size, forward and, if it `trains`, backward.
-
-    Whatever else comes (another size, a network in another mode or with other frozen parts) runs kernel by kernel, also
-    where the record is of a compiled network: scoring would else compile it again for each mode and size. Call it with
-    the precision of training set, and while nothing else uses the device.
-    """
-    model.train(trains)
-    run = model.runs_with
-    below = _Below(model, run).train(trains)
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    caches = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a cached cast would not be part of the record
-    try:
-        if trains:
-            replay = torch.cuda.make_graphed_callables(below, (images_BCHW,), allow_unused_input=True)
-        else:
-            with torch.no_grad():
-                replay = torch.cuda.make_graphed_callables(run, (images_BCHW,))
-    finally:
-        torch.set_autocast_cache_enabled(caches)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])  # recording runs the network a few times, which moves BatchNorm's statistics
-    model.runs_with = _Recorded(model.trunk, below, cast(Trunk, replay), images_BCHW, trains)
-
-
-class _Recorded:
-    """Replays where the record fits, and runs the network where it does not."""
-
-    def __init__(self, run: Trunk, below: _Below, replay: Trunk, like: Tensor, trains: bool) -> None:
-        self.run, self.replay, self.shape, self.type = run, replay, like.shape, like.dtype
-        self.modules, self.parameters = list(below.modules())[1:], list(below.parameters())
-        self.tensors = [*self.parameters, *below.buffers()]
-        with torch.set_grad_enabled(trains):
-            self.state = self._state()
-
-    def _state(self) -> list[object]:
-        """All that decides which kernels run, and on which memory."""
-        return [
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cuda"),
-            torch.get_autocast_dtype("cuda"),
-            *(module.training for module in self.modules),
-            *(parameter.requires_grad for parameter in self.parameters),
-            *(tensor.data_ptr() for tensor in self.tensors),
-        ]
-
-    def __call__(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        alike = images_BCHW.shape == self.shape and images_BCHW.dtype == self.type
-        fits = alike and self._state() == self.state
-        return self.replay(images_BCHW) if fits else self.run(images_BCHW)

@@ -222,7 +222,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
     relearnt = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
     table = torch.from_numpy(lesson.table).to(device)
     state: dict[str, Any] = {}
-    _set_training(student, method, groups, spec)
+    set_training(student, method, groups, spec)
     optimizer = trainer.fresh_optimizer(lesson.rate(0))
 
     def see(epoch: int) -> Step:
@@ -242,7 +242,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             with torch.no_grad():
                 for _ in range(length):
                     method.look(see(epoch))
-            _set_training(student, method, groups, spec)
+            set_training(student, method, groups, spec)
         for _ in range(length):
             optimizer.param_groups[0]["lr"] = lesson.rate(steps)
             step = see(epoch)
@@ -262,7 +262,8 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
     return Fitted(steps, seen, means, lesson.rate(steps), report)
 
 
-def _set_training(student: Segmenter, method: Method, groups: int, spec: TrainingSpec) -> None:
+def set_training(student: Segmenter, method: Method, groups: int, spec: TrainingSpec) -> None:
+    """Modes and frozen parts as the method wants them while there are so many groups of classes."""
     student.train()
     method.arm(student, groups)
     if spec.batch_statistics == "kept_out":
