@@ -121,14 +121,13 @@ class RunFolder:
     # Origin
 
     def origins(self) -> list[dict[str, Any]]:
-        """Which program on which machine worked in it, and when; none for a run from before this was kept."""
+        """Which program on which machine worked in it, and when; none where that was not kept or cannot be read: no
+        result depends on it."""
         try:
-            found: list[dict[str, Any]] = json.loads((self.path / "origin.json").read_bytes())
-            return found
-        except FileNotFoundError:
+            found = json.loads((self.path / "origin.json").read_bytes())
+        except (OSError, ValueError):
             return []
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path / 'origin.json'}: damaged or foreign ({error}).") from error
+        return [record for record in found if isinstance(record, dict)] if isinstance(found, list) else []
 
     def add_origin(self, record: Mapping[str, Any]) -> None:
         """One more that works in it."""
@@ -160,7 +159,7 @@ class RunFolder:
         digests[weights] = self.write_weights(weights, server.label_space, server.weights)
         kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
         for name, snapshot in kept.items():
-            if name not in digests:
+            if name not in digests or not self._weights(name).is_file():
                 digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
         needed = {weights, *kept, *([teacher.name] if teacher else [])}
         record = {
@@ -169,6 +168,7 @@ class RunFolder:
             "finished": state.finished,
             "config": config_digest(self.config()),
             "weights": weights,
+            "sha256": digests[weights],
             "digests": {name: digest for name, digest in sorted(digests.items()) if name in needed},
             "teacher": teacher.name if teacher else None,
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
@@ -287,10 +287,9 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
 
 
 def _digests_in(record: Mapping[str, Any]) -> dict[str, str]:
-    """Earlier versions kept that of the last model alone."""
-    if "sha256" in record:
-        return {str(record["weights"]): str(record["sha256"])}
-    return {str(name): str(digest) for name, digest in record.get("digests", {}).items()}
+    """Of every model that a state needs; the first versions kept that of the last one alone."""
+    last = {record["weights"]: record["sha256"]} if record else {}
+    return {str(name): str(digest) for name, digest in {**record.get("digests", {}), **last}.items()}
 
 
 def config_digest(config: Config) -> str:

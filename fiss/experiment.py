@@ -93,7 +93,8 @@ def _go_on(
     if not student.taps:
         watcher.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
     folder.add_origin(origin(setup.device))
-    trainer = make_trainer(setup, student)
+    first, later = next_round < config.world.rounds, not config.joint
+    trainer = make_trainer(setup, student, first or not setup.told, later)
     engine = connect(setup, trainer, memories, watcher)
     watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
     began = monotonic()
@@ -118,8 +119,8 @@ def _go_on(
         began = monotonic()
 
 
-def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
-    """What clients train with, around a network."""
+def make_trainer(setup: Setup, student: Segmenter, first: bool = True, later: bool = True) -> Trainer:
+    """What clients train with, around a network, for the `first` task and for `later` ones."""
     config = setup.config
     teacher = setup.network(setup.first_space) if config.method.needs_teacher else None
     if config.training.compile:
@@ -127,10 +128,11 @@ def make_trainer(setup: Setup, student: Segmenter) -> Trainer:
         if teacher is not None:
             teacher.compile()
     if config.training.graphs and setup.device.type == "cuda":
-        size = (config.training.batch, 3, config.augment.crop, config.augment.crop)
-        images = torch.zeros(size, device=setup.device).contiguous(memory_format=torch.channels_last)
+        side = config.augment.crop + -config.augment.crop % student.divisor
+        images = torch.zeros((config.training.batch, 3, side, side), device=setup.device)
+        images = images.contiguous(memory_format=torch.channels_last)
         with autocast(config.training, setup.device):
-            for groups in (2,) if config.base else (1, 2):  # a method may freeze parts after the first task
+            for groups in [1] * first + [2] * later:  # a method may freeze parts after the first task
                 set_training(student, config.method, groups, config.training)
                 record(student, images)
             if teacher is not None:

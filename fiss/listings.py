@@ -67,6 +67,7 @@ def closing(out: Path) -> Iterator[Table | str]:
         ("rounds.jsonl", "every round: clients, losses, time"),
         ("splits.json", "who held which images"),
         ("state.json", "where the run stands, and the clients' memories"),
+        ("origin.json", "which program on which machine, each time it was begun or gone on with"),
         ("weights", "models after each task and the last rounds"),
         ("report.html", "all of it on one page, for a browser"),
     ):

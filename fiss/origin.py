@@ -26,7 +26,7 @@ def origin(device: torch.device) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -41,10 +41,12 @@ def commit() -> str:
         return ""
     try:
         found = _git("rev-parse", "--short", "HEAD")
-        return found + (" and changes" if found and _git("status", "--porcelain", "--untracked-files=no") else "")
+        return found + (" and changes" if found and _git("status", "--porcelain", "--", "fiss") else "")
     except OSError:
         return ""
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", "-C", str(SOURCE), *words], capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "--no-optional-locks", "-C", str(SOURCE), *words], capture_output=True, text=True
+    ).stdout.strip()

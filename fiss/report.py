@@ -357,7 +357,8 @@ def _configs(runs: Sequence[Run]) -> str:
 
 def _origins(run: Run) -> str:
     records = RunFolder(run.path).origins()
-    return table(list(records[0]), [[str(value) for value in record.values()] for record in records]) if records else ""
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else ""
 
 
 def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> tuple[list[str], list[str]]:

@@ -17,38 +17,38 @@ State = tuple[object, ...]
 def record(model: Segmenter, images_BCHW: Tensor) -> None:
     """Record the network below its classifier for images of this size, forward and, if it is in training, backward.
 
-    A record is of the network as it is now: its modes and its frozen parts. It may be recorded in several states.
-    Whatever else comes (another size, another state) runs kernel by kernel, also where the records are of a compiled
+    A record is of the network as it is now: its modes and its frozen parts. There may be several, for several states
+    and sizes. Whatever else comes runs kernel by kernel, also where the records are of a compiled
     network: scoring would else compile it again for each mode and size. Call it with the precision of training set,
     and while nothing else uses the device.
     """
     known = model.runs_with
-    recorded = known if isinstance(known, Recorded) else Recorded(model, images_BCHW)
-    recorded.add()
+    recorded = known if isinstance(known, Recorded) else Recorded(model)
+    recorded.add(images_BCHW)
     model.runs_with = recorded
 
 
 class Recorded:
     """Replays where a record fits, and runs the network where none does."""
 
-    def __init__(self, model: Segmenter, like: Tensor) -> None:
-        self.model, self.like, self.run = model, like, model.runs_with
+    def __init__(self, model: Segmenter) -> None:
+        self.model, self.run = model, model.runs_with
         below = _Below(model, self.run)
         self.modules, self.parameters = list(below.modules())[1:], list(below.parameters())
         self.tensors = [*self.parameters, *below.buffers()]
         self.replays: dict[State, Trunk] = {}
 
-    def add(self) -> None:
+    def add(self, images_BCHW: Tensor) -> None:
         """Record the network as it is now, unless there is such a record."""
         trains = self.model.training
         with torch.set_grad_enabled(trains):
-            state = self._state()
+            state = self._state(images_BCHW)
             if state in self.replays:
                 return
             kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
             caches = torch.is_autocast_cache_enabled()
             torch.set_autocast_cache_enabled(False)  # a cached cast would not be part of the record
-            example = (self.like.clone(),)  # a record writes its images there, so each has its own
+            example = (images_BCHW.clone(),)  # a record writes its images there, so each has its own
             try:
                 if trains:
                     below = _Below(self.model, self.run)
@@ -62,9 +62,11 @@ class Recorded:
                         buffer.copy_(kept[name])  # recording runs the network, which moves BatchNorm's statistics
         self.replays[state] = cast(Trunk, replay)
 
-    def _state(self) -> State:
+    def _state(self, images_BCHW: Tensor) -> State:
         """All that decides which kernels run, and on which memory."""
         return (
+            images_BCHW.shape,
+            images_BCHW.dtype,
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cuda"),
             torch.get_autocast_dtype("cuda"),
@@ -75,9 +77,7 @@ class Recorded:
 
     def __call__(self, images_BCHW: Tensor) -> Outputs:
         """As the network's own trunk."""
-        alike = images_BCHW.shape == self.like.shape and images_BCHW.dtype == self.like.dtype
-        replay = self.replays.get(self._state()) if alike else None
-        return (replay or self.model.trunk)(images_BCHW)
+        return self.replays.get(self._state(images_BCHW), self.model.trunk)(images_BCHW)
 
 
 class _Below(nn.Module):
