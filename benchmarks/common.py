@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fiss.origin import commit
+from fiss.origin import origin
 
 RESULTS = Path(__file__).parent / "results"
 Arguments = argparse.Namespace
@@ -99,18 +98,6 @@ def ceilings(tiny: bool) -> dict[str, float]:
     return {"bytes_per_second": copied, "flops": multiplied}
 
 
-def about_this_run() -> dict[str, Any]:
-    """Hardware, versions and commit, for every file of results."""
-    return {
-        "machine": machine(),
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "commit": commit() or "unknown",
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def report(name: str, command: str, given: Arguments, rows: list[dict[str, Any]], notes: dict[str, Any]) -> None:
     """Print a table and add it to the machine's results."""
     console = Console()
@@ -127,7 +114,7 @@ def report(name: str, command: str, given: Arguments, rows: list[dict[str, Any]]
     if given.tiny and given.out is None:
         return
     all_results = json.loads(out.read_text()) if out.is_file() else {}
-    all_results[name] = {"command": command, **about_this_run(), **notes, "rows": rows}
+    all_results[name] = {"command": command, **origin(device()), **notes, "rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(all_results, indent=1, sort_keys=True) + "\n")
 

@@ -154,22 +154,22 @@ class RunFolder:
 
     def commit(self, state: State, weights: str, keep: int) -> None:
         """Make a finished round count. `weights` names where its model goes."""
-        server, teacher = state.server, state.server.teacher
-        digests = self._digests()
-        digests[weights] = self.write_weights(weights, server.label_space, server.weights)
+        server, teacher, last = state.server, state.server.teacher, self._record()
+        digests = {**last.get("digests", {}), last.get("weights"): last.get("sha256")}
+        digest = self.write_weights(weights, server.label_space, server.weights)
         kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
         for name, snapshot in kept.items():
             if name not in digests or not self._weights(name).is_file():
                 digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
-        needed = {weights, *kept, *([teacher.name] if teacher else [])}
+        teachers = sorted({*kept, *([teacher.name] if teacher else [])})
         record = {
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
             "config": config_digest(self.config()),
             "weights": weights,
-            "sha256": digests[weights],
-            "digests": {name: digest for name, digest in sorted(digests.items()) if name in needed},
+            "sha256": digest,
+            "digests": {name: digests[name] for name in teachers if name in digests},
             "teacher": teacher.name if teacher else None,
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
             "taught": {str(client): snapshot.name for client, snapshot in sorted(server.taught.items())},
@@ -210,8 +210,8 @@ class RunFolder:
                 for client, memory in record["memories"].items()
             }
             next_round, finished = int(record["next_round"]), bool(record["finished"])
-            name, taught_by, digests = str(record["weights"]), record["teacher"], _digests_in(record)
-            digest = digests[name]
+            name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+            digests = {str(known): str(value) for known, value in record.get("digests", {}).items()}
             before = list(record.get("before", ()))
             taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
@@ -233,10 +233,6 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the last round has been played."""
         return bool(self._record().get("finished"))
-
-    def _digests(self) -> dict[str, str]:
-        """Of the models that the last finished round needs."""
-        return _digests_in(self._record())
 
     def _record(self) -> dict[str, Any]:
         """What state.json says, nothing if it cannot be read."""
@@ -284,12 +280,6 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
-
-
-def _digests_in(record: Mapping[str, Any]) -> dict[str, str]:
-    """Of every model that a state needs; the first versions kept that of the last one alone."""
-    last = {record["weights"]: record["sha256"]} if record else {}
-    return {str(name): str(digest) for name, digest in {**record.get("digests", {}), **last}.items()}
 
 
 def config_digest(config: Config) -> str:

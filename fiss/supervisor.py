@@ -101,14 +101,20 @@ def _done(run: RunFolder, rounds: int) -> bool:
 def progress(run: RunFolder) -> dict[str, Any]:
     """How far it is: the rounds that count, as many as there are, and who is in the present job."""
     records: list[dict[str, Any]] = []
-    job: dict[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):  # none yet; what lies beyond the length is being written
         length = int(json.loads((run.path / "state.json").read_bytes())["lengths"]["rounds.jsonl"])
         text = (run.path / "rounds.jsonl").read_bytes()[:length].decode()
         records = [json.loads(line) for line in text.split("\n") if line]
-    with suppress(OSError, ValueError):
-        job = json.loads((run.path / JOB).read_bytes())
-    return {"rounds": len(records), "last": records[-1] if records else {}, "job": job, "records": records}
+    last = records[-1] if records else {}
+    return {"rounds": len(records), "last": last, "job": _present(run), "records": records}
+
+
+def _present(run: RunFolder) -> dict[str, Any]:
+    """The present job: its sites, and who is missing since when; empty if none has begun."""
+    try:
+        return dict(json.loads((run.path / JOB).read_bytes()))
+    except (OSError, ValueError):
+        return {}
 
 
 def survey(folder: Path) -> dict[str, Any]:
@@ -175,7 +181,7 @@ class _Series:
 
     def _changed(self, there: dict[str, float]) -> bool:
         """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
-        job = progress(self.run)["job"]
+        job = _present(self.run)
         for name, heard in there.items() if job else ():
             if name not in job["sites"]:
                 return True

@@ -88,9 +88,21 @@ def test_an_update_far_larger_than_the_others_is_refused_and_named():
     idle, honest = reply(0, [300.0, 400.0]), reply(1, [300.0, 440.0])
     assert not aggregate(long, [idle, honest], "uniform", largest=10).refused  # 40 is not far from 1 % of 500
     assert list(aggregate(long, [idle, reply(1, [300.0, 460.0])], "uniform", largest=10).refused) == [1]
-    for name, value in (("running_var", torch.tensor([-1.0])), ("count", torch.tensor(2**62))):
-        given = {"running_var": torch.ones(1), "count": torch.tensor(3)}
-        assert list(aggregate(given, [Reply(0, 1, {**given, name: value})], "uniform").refused) == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("running_var", torch.tensor([-1.0]), "running_var has negative values"),
+        ("running_var", torch.tensor([float("nan")]), "running_var has values that are not finite"),
+        ("count", torch.tensor(2**62), "count counts more"),
+        ("count", torch.tensor(-(2**63)), "count counts more"),  # whose absolute value is itself
+    ],
+)
+def test_what_batchnorm_cannot_have_counted_is_refused(name, value, says):
+    given = {"running_var": torch.ones(1), "count": torch.tensor(3)}
+    assert not aggregate(given, [Reply(0, 1, {**given, "count": torch.tensor(500)})], "uniform").refused
+    assert says in aggregate(given, [Reply(0, 1, {**given, name: value})], "uniform").refused[0]
 
 
 def test_replies_are_added_up_as_they_come():

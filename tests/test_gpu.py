@@ -155,28 +155,6 @@ def test_the_record_is_used_only_where_it_fits(monkeypatch: pytest.MonkeyPatch) 
     assert len(replays) == 3
 
 
-def test_scoring_never_compiles_a_recorded_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[torch.Size] = []
-
-    def compiling(trunk: Trunk) -> Trunk:
-        def run(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
-            compiled.append(images.shape)
-            return trunk(images)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", compiling)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda below, images, allow_unused_input: below)
-    model, images = network(), pictures("cpu", 32)
-    model.compile()
-    record(model.train(), images)
-    model.train()(images)
-    assert len(compiled) == 1
-    model.eval()(images)
-    model.train()(pictures("cpu", 64))
-    assert len(compiled) == 1
-
-
 def test_a_record_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
 

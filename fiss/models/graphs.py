@@ -18,9 +18,8 @@ def record(model: Segmenter, images_BCHW: Tensor) -> None:
     """Record the network below its classifier for images of this size, forward and, if it is in training, backward.
 
     A record is of the network as it is now: its modes and its frozen parts. There may be several, for several states
-    and sizes. Whatever else comes runs kernel by kernel, also where the records are of a compiled
-    network: scoring would else compile it again for each mode and size. Call it with the precision of training set,
-    and while nothing else uses the device.
+    and sizes. Whatever else comes runs as before. Call it with the precision of training set, and while nothing else
+    uses the device.
     """
     known = model.runs_with
     recorded = known if isinstance(known, Recorded) else Recorded(model)
@@ -77,7 +76,7 @@ class Recorded:
 
     def __call__(self, images_BCHW: Tensor) -> Outputs:
         """As the network's own trunk."""
-        return self.replays.get(self._state(images_BCHW), self.model.trunk)(images_BCHW)
+        return self.replays.get(self._state(images_BCHW), self.run)(images_BCHW)
 
 
 class _Below(nn.Module):
