@@ -13,6 +13,8 @@ from fiss.config import Config
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.data.world import TaskSpec, WorldSpec
+from fiss.methods import find
+from fiss.methods.monitors import MonitorSpec
 from fiss.models.segmenter import ModelSpec
 from fiss.training.evaluate import EvaluationSpec
 from fiss.training.fit import TrainingSpec
@@ -54,6 +56,16 @@ def tiny() -> Config:
         training=TrainingSpec(epochs=1, batch=4, first_rate=0.05, later_rate=0.01, threads=1, device="cpu"),
         evaluation=EvaluationSpec(("published", "full"), size=32, batch=6),
     )
+
+
+@pytest.fixture
+def untold(tiny):
+    world = WorldSpec(
+        clients=4, joiners=1, per_round=2, rounds=3, class_ratio=0.5, sample_ratio=0.5, lag=1, stay=0.2, join="any",
+        away=0.1, refresh=0.1,
+    )  # fmt: skip
+    monitor = MonitorSpec("images", probed="all", sample=6)
+    return replace(tiny, world=world, monitor=monitor, method=find("fbl"), keep=1)
 
 
 def voc_presence(split: str) -> np.ndarray:
