@@ -20,7 +20,7 @@ from fiss.errors import UserError
 from fiss.federation.loop import Announcement, Call, Engine, Round, Server, run
 from fiss.federation.messages import Calendar, Memory, Snapshot
 from fiss.labels import LabelSpace
-from fiss.metrics import iou, summary, to_background
+from fiss.metrics import from_background, iou, summary, to_background
 from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.origin import origin
@@ -284,6 +284,7 @@ def score_record(
         **summary(ious, names[1:], [setup.tasks.names(t) for t in range(task + 1)], best),
         "iou": dict(zip(names, ious, strict=True)),
         "to_background": dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
+        "from_background": dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
     }
 
 

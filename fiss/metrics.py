@@ -44,6 +44,12 @@ def to_background(matrix_CC: Tensor) -> list[float | None]:
     return [100 * float(hit / row) if row > 0 else None for hit, row in zip(matrix[:, BACKGROUND], rows, strict=True)]
 
 
+def from_background(matrix_CC: Tensor) -> list[float | None]:
+    """Share of the background's pixels that are called each channel, in percent; None where there is no background."""
+    row = matrix_CC[BACKGROUND].double().cpu()
+    return [100 * float(hit / row.sum()) if row.sum() > 0 else None for hit in row]
+
+
 def summary(
     ious: Sequence[float | None], names: Sequence[str], tasks: Sequence[Sequence[str]], best: Mapping[str, float]
 ) -> Scores:

@@ -59,7 +59,7 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         ("Task by task", [_curves(by_label), _comparison(runs)]),
         ("Old against new", [_trade(done)]),
         ("IoU of every class after every task", [_heat(by_label)]),
-        ("Classes that turn into background", [_background(done)]),
+        ("Classes and background taken for each other", [_background(done)]),
         ("Pictures", pictures),
         ("Pseudo labels", [*_accepted(by_label), *pseudo]),
         ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
@@ -220,15 +220,20 @@ def _heat(by_label: dict[str, list[Run]]) -> str:
 
 def _background(by_label: dict[str, list[Run]]) -> str:
     names = [name for name in _classes(by_label) if name != "background"] if by_label else []
-    rows = []
-    for runs in by_label.values():
-        records = [run.ends[-1].get("to_background") or {} for run in runs]
-        columns = [[v for record in records if (v := record.get(name)) is not None] for name in names]
-        rows.append([mean(v) if v else None for v in columns])
-    if not any(v is not None for row in rows for v in row):
-        return ""
-    title = "share of a class's pixels that the last model calls background, %"
-    return grid(list(by_label), names, rows, title, (0, 100), "cividis")
+    titles = {
+        "to_background": "share of a class's pixels that the last model calls background, %",
+        "from_background": "share of the background's pixels that the last model calls a class, %",
+    }
+    parts = []
+    for key, title in titles.items():
+        rows = []
+        for runs in by_label.values():
+            records = [run.ends[-1].get(key) or {} for run in runs]
+            columns = [[v for record in records if (v := record.get(name)) is not None] for name in names]
+            rows.append([mean(v) if v else None for v in columns])
+        if any(v is not None for row in rows for v in row):
+            parts.append(grid(list(by_label), names, rows, title, (0, 100), "cividis"))
+    return "".join(parts)
 
 
 def _accepted(by_label: dict[str, list[Run]]) -> list[str]:

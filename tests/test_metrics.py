@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fiss.metrics import confusion, iou, mean, summary
+from fiss.metrics import confusion, from_background, iou, mean, summary, to_background
 
 
 def test_confusion_by_hand():
@@ -13,6 +13,13 @@ def test_confusion_by_hand():
     assert ious[:3] == pytest.approx([100 / 3, 100 / 3, 100.0], abs=1e-3)
     assert ious[3] is None  # class 3 is not in the ground truth
     assert mean(ious) == pytest.approx((100 / 3 + 100 / 3 + 100) / 3, abs=1e-3)
+
+
+def test_what_the_background_takes_and_gives():
+    matrix = torch.tensor([[6, 1, 3], [4, 4, 0], [0, 0, 0]])
+    assert to_background(matrix) == [60.0, 50.0, None]
+    assert from_background(matrix) == [60.0, 10.0, 30.0]
+    assert from_background(torch.zeros(2, 2)) == [None, None]
 
 
 def test_a_class_predicted_but_absent_does_not_count_but_hurts_others():

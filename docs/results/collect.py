@@ -6,10 +6,14 @@ python docs/results/collect.py "HARDWARE" "COMMAND" RUN... > FILE.json
 import json
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
+from fiss import methods
 from fiss.checkpoint import RunFolder
-from fiss.presets import label
+from fiss.config import Config, to_dict
+from fiss.presets import exact_label, find, label, method_for
+from fiss.tables import FREE, flat
 
 
 def accepted(rounds: list[dict]) -> list[dict[str, float]]:
@@ -27,6 +31,18 @@ def accepted(rounds: list[dict]) -> list[dict[str, float]]:
     ]
 
 
+def changed(config: Config) -> dict[str, object]:
+    """Keys that differ from the preset of the same name with the method as it stands there."""
+    own = config.method if exact_label(config) else method_for(config.name, methods.name_of(config.method))
+    preset, now = flat(to_dict(replace(find(config.name), method=own))), flat(to_dict(config))
+    return {key: now[key] for key in now if key not in (*FREE, "joint") and now[key] != preset[key]}
+
+
+def percent(values: dict[str, float | None]) -> dict[str, float | None]:
+    """To two places."""
+    return {name: round(value, 2) if value is not None else None for name, value in values.items()}
+
+
 def one(path: Path) -> dict:
     """What there is to keep of a run."""
     folder = RunFolder.open(path)
@@ -35,6 +51,7 @@ def one(path: Path) -> dict:
     return {
         "preset": config.name,
         "method": label(config),
+        "changed": changed(config),
         "seed": config.seed,
         "commits": list(dict.fromkeys(record["commit"] for record in folder.origins())),
         "compiled": config.training.compile,
@@ -43,7 +60,8 @@ def one(path: Path) -> dict:
         "monitor": config.monitor.name,
         "seconds": round(sum(r["seconds"] for r in rounds)),
         "miou": [round(s["miou"], 2) for s in scores],
-        "iou": [{k: round(v, 2) if v is not None else None for k, v in s["iou"].items()} for s in scores],
+        "iou": [percent(s["iou"]) for s in scores],
+        "background taken for": [s.get("from_background") and percent(s["from_background"]) for s in scores],
         "transitions": {k: v for k, v in scores[-1].get("transitions", {}).items() if k != "clients"} or None,
         "pseudo labels accepted": accepted(rounds) or None,
     }

@@ -1,0 +1,65 @@
+"""Are BatchNorm's averaged statistics to blame? python docs/results/norms.py [--images N] [--tasks T,...] RUN ...
+
+Scores the models of each RUN after its tasks as they are, and with the running means and variances of BatchNorm
+measured again on training images of every class (which no site could do: this is to look at, not to use).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fiss.checkpoint import RunFolder
+from fiss.data.transforms import normalise
+from fiss.experiment import load_checked, score_record
+from fiss.models.segmenter import Segmenter
+from fiss.rng import stream
+from fiss.setup import Setup, prepare
+from fiss.training.fit import autocast
+from fiss.watch import Watcher
+
+
+@torch.no_grad()
+def measure_again(setup: Setup, model: Segmenter, images: int) -> None:
+    """Replace running statistics by their mean over batches of training images."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over all batches
+    batch = setup.config.training.batch
+    order = stream(setup.config.seed, "norms").sample(range(len(setup.train.presence)), images)
+    model.train()
+    setup.plain_images.ask([(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch))
+    for _ in range(0, images, batch):
+        pictures = next(setup.plain_images)[0].to(setup.device)
+        with autocast(setup.config.training, setup.device):
+            model(normalise(pictures))
+
+
+def main() -> None:
+    """A line for every model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--images", type=int, default=960)
+    parser.add_argument("--tasks", default="")
+    options = parser.parse_args()
+    for path in options.runs:
+        folder, watcher = RunFolder.open(path), Watcher()
+        setup = prepare(folder.config(), watcher)
+        model = setup.network(setup.tasks.label_space(0))
+        there = sorted(int(p.stem.split("-")[1]) for p in (path / "weights").glob("task-*.safetensors"))
+        for task in [int(t) for t in options.tasks.split(",") if t] or there:
+            snapshot = folder.read_weights(f"task-{task}")
+            found = []
+            for again in (False, True):
+                load_checked(model, snapshot, path)
+                if again:
+                    measure_again(setup, model, options.images)
+                record = score_record(setup, [], model, snapshot.label_space, "published", task, watcher)
+                found.append(f"mIoU {record['miou']:.1f}, background {record['iou']['background']:.1f}")
+            print(f"{path.name} task {task}: averaged: {found[0]}; measured again: {found[1]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
