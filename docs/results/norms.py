@@ -16,20 +16,20 @@ from fiss.experiment import load_checked, score_record
 from fiss.models.segmenter import Segmenter
 from fiss.rng import stream
 from fiss.setup import Setup, prepare
-from fiss.training.fit import autocast
+from fiss.training.fit import autocast, set_training
 from fiss.watch import Watcher
 
 
 @torch.no_grad()
 def measure_again(setup: Setup, model: Segmenter, images: int) -> None:
     """Replace running statistics by their mean over batches of training images."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over all batches
+    set_training(model, setup.config.method, len(model.classifier.sizes), setup.config.training)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d) and norm.training:  # not the frozen ones of RCIL
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches
     batch = setup.config.training.batch
     order = stream(setup.config.seed, "norms").sample(range(len(setup.train.presence)), images)
-    model.train()
     setup.plain_images.ask([(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch))
     for _ in range(0, images, batch):
         pictures = next(setup.plain_images)[0].to(setup.device)

@@ -1,0 +1,65 @@
+"""The pages of docs/results say what the recorded runs say."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+NAMES = (  # longest first
+    ("fbl without adaptive pseudo labels", "fbl-without-pseudo-labels"),
+    ("fbl without relation consistency", "fbl-without-relation"),
+    ("fbl without compensation", "fbl-without-compensation"),
+    ("fbl without POD", "fbl-without-pod"),
+    ("mib, distillation 100", "mib-100"),
+)
+
+
+def method(cell):
+    """A row's method: its first word, or one of the longer names."""
+    text = re.sub(r"[*_`]", "", cell).strip()
+    return next((name for words, name in NAMES if text.startswith(words)), text.split(",")[0].split()[0])
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (RESULTS / "voc.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads((RESULTS / "voc.json").read_text())["runs"]
+
+
+@pytest.mark.parametrize("setting", ["15-1", "4-4", "8-2"])
+def test_every_row_of_voc_is_a_recorded_run(page, recorded, setting):
+    section = page.split(f"\n## {setting}\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    heading, _, *rows = rows
+    tasks = [i for i, cell in enumerate(heading) if cell.isdigit()]
+    runs = [run for run in recorded if run["preset"] == f"voc-{setting}-small" and run["seed"] == 2023]
+    found = set()
+    for row in rows:
+        values = [float(re.sub(r"[*_]", "", row[i])) for i in tasks]
+        run = next(r for r in runs if r["method"] == method(row[0]) and bool(r["changed"]) == ("method." in row[0]))
+        assert values == pytest.approx(run["miou"], abs=0.051), row[0]
+        found.add((run["method"], bool(run["changed"])))
+    assert found == {(run["method"], bool(run["changed"])) for run in runs if run["method"] != "joint"}
+
+
+def test_the_summary_is_of_the_last_tasks(page, recorded):
+    summary = page.split("\n## ")[0]
+    rows = [line for line in summary.splitlines() if re.match(r"\| .*\d\.\d", line)]
+    seen = 0
+    for line in rows:
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        name = name.removeprefix("after the last task: ")
+        for setting, cell in zip(("15-1", "4-4", "8-2"), cells, strict=True):
+            task = 0 if name.startswith("all methods") else -1
+            chosen = "finetune" if task == 0 else method(name)
+            runs = [r for r in recorded if r["preset"] == f"voc-{setting}-small" and r["seed"] == 2023]
+            run = next(r for r in runs if r["method"] == chosen and not r["changed"])
+            assert float(re.sub(r"[*]", "", cell).split()[0]) == pytest.approx(run["miou"][task], abs=0.051), line
+            seen += 1
+    assert seen == 24
