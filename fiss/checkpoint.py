@@ -261,6 +261,13 @@ class RunFolder:
             raise UserError(f"{path}: there is no such model. This run has: {', '.join(there) or 'none yet'}.")
         return read_model(path, digest)
 
+    def tasks_done(self) -> list[int]:
+        """Those whose last model is there."""
+        there = sorted(int(p.stem.removeprefix("task-")) for p in (self.path / "weights").glob("task-*.safetensors"))
+        if not there:
+            raise UserError(f"{self.path}: no task is finished yet, so there is no model to look at.")
+        return there
+
     def _weights(self, name: str) -> Path:
         return self.path / "weights" / f"{name}.safetensors"
 

@@ -300,12 +300,9 @@ def rescore(path: Path, views: tuple[View, ...], watcher: Watcher) -> Iterator[d
     """Score again the models after every task of a run; nothing in the run folder changes."""
     folder = RunFolder.open(path)
     setup = prepare(folder.config(), watcher)
-    there = sorted(int(p.stem.split("-")[1]) for p in (path / "weights").glob("task-*.safetensors"))
-    if not there:
-        raise UserError(f"{path}: no task is finished yet, so there is no model to score.")
     past: list[dict[str, Any]] = []
     model = setup.network(setup.tasks.label_space(0))
-    for task in there:
+    for task in folder.tasks_done():
         snapshot = folder.read_weights(f"task-{task}")
         load_checked(model, snapshot, folder.path)
         for view in views:

@@ -78,13 +78,6 @@ def _chosen(setup: Setup) -> list[int]:
     return sorted(int(i) for i in np.argsort(-tasks, kind="stable")[:SHOWN])
 
 
-def _tasks_done(folder: RunFolder) -> list[int]:
-    stems = [p.stem.removeprefix("task-") for p in (folder.path / "weights").glob("task-*.safetensors")]
-    if not stems:
-        raise UserError(f"{folder.path}: no task is finished yet, so there is no model to show.")
-    return sorted(map(int, stems))
-
-
 def _model(setup: Setup, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
     """The model after a task, ready to look at images."""
     snapshot = folder.read_weights(f"task-{task}")
@@ -104,7 +97,7 @@ def _ids(setup: Setup, space: LabelSpace) -> Labels:
 
 def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int], task: int | None = None) -> list[Labels]:
     """Data-set ids that the model after a task, else the last one, sees in each image."""
-    model, space = _model(setup, folder, _tasks_done(folder)[-1] if task is None else task)
+    model, space = _model(setup, folder, folder.tasks_done()[-1] if task is None else task)
     ids, found = _ids(setup, space), []
     with torch.inference_mode():
         for i in images:
@@ -118,7 +111,7 @@ def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int], task: i
 
 def segmentation_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list[list[Any]]]:
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
-    images, tasks = _chosen(setup)[:3], _tasks_done(folder)
+    images, tasks = _chosen(setup)[:3], folder.tasks_done()
     seen = [_predictions(setup, folder, images, task) for task in tasks]
     colours = colours_of(len(setup.dataset.classes) + 1)
     rows = []
@@ -132,7 +125,7 @@ def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
     learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
     no pseudo labels, or there was no second task."""
-    config, tasks = setup.config, _tasks_done(folder)
+    config, tasks = setup.config, folder.tasks_done()
     method = config.method
     if not isinstance(method, PseudoLabelled) or len(tasks) < 2:
         return None

@@ -28,8 +28,6 @@ FREE = (
     "training.workers",
     "training.threads",
     "training.cache",
-    "training.compile",
-    "training.graphs",
     "evaluation.every",
     "data.root",
     "model.weights",

@@ -41,8 +41,8 @@ def split(data: Path, out: Path) -> None:
         (there / lists / f"{name}.txt").write_text("\n".join(part) + "\n")
 
 
-def play(out: Path, name: str, options: list[str]) -> None:
-    """Run it, or go on with it."""
+def play(out: Path, name: str, options: list[str]) -> bool:
+    """Run it, or go on with it; whether that went well."""
     run = out / name
     if (run / "state.json").is_file():
         words = ["resume", str(run)]
@@ -51,6 +51,7 @@ def play(out: Path, name: str, options: list[str]) -> None:
     with (out / f"{name}.log").open("ab") as log:
         code = subprocess.run([sys.executable, "-m", "fiss", *words], stdout=log, stderr=log, check=False).returncode
     print(f"{name}: {'done' if code == 0 else f'failed, see {log.name}'}", flush=True)
+    return code == 0
 
 
 def main() -> None:
@@ -60,13 +61,18 @@ def main() -> None:
     split(data, out)
     settings = [f"data.root={out / 'VOCdevkit'}", f"model.weights={weights}", "evaluation.every=task"]
     settings += ["tasks.split=1,2,3,4,5,6,7,8; 9,10; 11,12; 13,14", *more]
-    play(out, "base", [word for setting in settings for word in ("--set", setting)])
+    common = [word for setting in settings for word in ("--set", setting)]
+    if not play(out, "base", common):
+        sys.exit(1)
+
+    def vary(variant: tuple[str, dict[str, object]]) -> bool:
+        method, changes = variant
+        own = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        options = ["--method", method, "--base", str(out / "base"), *common, *own]
+        return play(out, "-".join([method, *map(str, changes.values())]), options)
+
     with ThreadPoolExecutor(jobs) as pool:
-        for method, changes in VARIANTS:
-            name = "-".join([method, *map(str, changes.values())])
-            own = [*settings, *(f"{key}={value}" for key, value in changes.items())]
-            options = ["--method", method, "--base", str(out / "base")]
-            pool.submit(play, out, name, options + [word for setting in own for word in ("--set", setting)])
+        sys.exit(not all(list(pool.map(vary, VARIANTS))))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ def main() -> None:
         folder, watcher = RunFolder.open(path), Watcher()
         setup = prepare(folder.config(), watcher)
         model = setup.network(setup.tasks.label_space(0))
-        there = sorted(int(p.stem.split("-")[1]) for p in (path / "weights").glob("task-*.safetensors"))
-        for task in [int(t) for t in options.tasks.split(",") if t] or there:
+        for task in [int(t) for t in options.tasks.split(",") if t] or folder.tasks_done():
             snapshot = folder.read_weights(f"task-{task}")
             found = []
             for again in (False, True):
