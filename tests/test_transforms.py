@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 
 import numpy as np
@@ -130,6 +131,14 @@ def test_batches_are_the_same_with_workers():
         for (a, b), (c, d) in zip(seen, expected, strict=True):
             assert torch.equal(a, c)
             assert torch.equal(b, d)
+
+
+def test_a_reader_starts_one_process_per_core_at_most(recwarn):
+    reader = Reader(TrainingImages(Coded(), AugmentSpec(crop=32)), 500, False)
+    reader.ask([[(0, 0), (0, 1)]])
+    next(reader)
+    assert len(multiprocessing.active_children()) <= (os.cpu_count() or 1)
+    assert not recwarn.list
 
 
 def test_workers_live_as_long_as_the_reader():

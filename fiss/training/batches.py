@@ -4,6 +4,7 @@ An epoch is a shuffle addressed by client, round and epoch; each sample carries 
 batches are the same with any number of workers, and after a resume.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -46,14 +47,21 @@ def epoch_batches(images: Sequence[int], batch: int, drop_last: bool, seed: int,
     return batches
 
 
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Reader(Iterator[tuple[Tensor, Tensor]]):
     """Batches of images and masks in the order in which they were asked for.
 
-    `workers` processes (0: this one) read them ahead, from one client to the next. They live as long as the reader.
+    `workers` processes (0: this one), one per core at most, read them ahead, from one client to the next. They live as
+    long as the reader.
     """
 
     def __init__(self, images: TorchDataset[tuple[Tensor, Tensor]], workers: int, pin: bool) -> None:
         self._asked = _Asked()
+        workers = min(workers, _cores())
         self._loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             images,
             batch_sampler=self._asked,

@@ -58,7 +58,7 @@ class TrainingSpec:
     device: str = "auto"
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     workers: int = 0
-    """Processes that read images; 0 reads them in the training process."""
+    """Processes that read images, one per core at most; 0 reads them in the training process."""
     cache: float = 4.0
     """GiB of memory for decoded images, shared by those processes, at most half of what is free; 0: every image is
     decoded each time."""
