@@ -71,6 +71,14 @@ def unbiased_cross_entropy(logits, labels, old, over):
     return divide(total, labels, over)
 
 
+def none_but_first(logits, chosen, first):
+    total = 0.0
+    for p in pixels(chosen):
+        if chosen[p]:
+            total -= math.log(sum(softmax(at(logits, *p))[:first]))
+    return total
+
+
 def unbiased_distillation(student, teacher):
     old, total = teacher.shape[1], 0.0
     for p in pixels(student):

@@ -142,6 +142,15 @@ def test_unbiased_cross_entropy_without_old_classes_is_cross_entropy(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_none_but_first(name):
+    case = make(name)
+    chosen = case.labels % 2 == 0
+    near(output(case.logits).none_but_first(case.old, chosen).sum(), slow.none_but_first(case.logits, chosen, case.old))
+    assert (output(case.logits).none_but_first(case.old, chosen)[~chosen] == 0).all()
+    check_gradient(lambda z: output(z).none_but_first(case.old, chosen).sum(), case.logits)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_unbiased_distillation(name):
     case = make(name)
     teacher = log_p(case.teacher)

@@ -16,6 +16,7 @@ from fiss.config import from_dict, to_dict
 from fiss.data.world import TaskSpec
 from fiss.errors import UserError
 from fiss.labels import LabelSpace
+from fiss.losses.distillation import unbiased_cross_entropy
 from fiss.methods.base import Step
 from fiss.methods.fbl import FBL
 from fiss.models import branches
@@ -245,6 +246,24 @@ def test_what_becomes_of_rejected_pixels():
         labels, _ = method.relabel(step)
         expected = torch.where(classes == 0, 0, rejected) if method.looks else torch.full_like(classes, rejected)
         assert (labels == expected).all()
+
+
+@pytest.mark.parametrize("name", ["fbl", "plop"])
+def test_rejected_pixels_may_be_background_or_old(name):
+    """With everything rejected that is MiB's cross-entropy of the background; accepted pixels have no part in it."""
+    method = replace(methods.find(name), rejected="old")
+    step = certain_teacher(method, torch.randint(0, 4, (2, 32, 32)), confidence=2.0)
+    step.labels_BHW[0, :8] = 4  # a new class
+    step.labels_BHW[1, :4] = 255
+    step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
+    step.state["histogram"][:, 0] = 10**9
+    terms = method.losses(step)
+    background = torch.where(step.labels_BHW == 4, 255, step.labels_BHW)
+    expected = unbiased_cross_entropy(step.student.log_p_BCHW, background, 4)
+    assert float(terms["unsure"].detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    everything = replace(method, first_proportion=1.0, last_proportion=1.0)
+    assert float(everything.losses(replace(step, state={}))["unsure"].detach()) == 0
+    assert "unsure" not in replace(method, rejected="ignore").losses(replace(step, state={}))
 
 
 def test_constant_thresholds_ask_for_a_probability():

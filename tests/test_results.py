@@ -34,7 +34,7 @@ def recorded():
 
 @pytest.mark.parametrize("setting", ["15-1", "4-4", "8-2"])
 def test_every_row_of_voc_is_a_recorded_run(page, recorded, setting):
-    section = page.split(f"\n## {setting}\n")[1].split("\n## ")[0]
+    section = page.split(f"\n## {setting}\n")[1].split("\n#")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
     heading, _, *rows = rows
     tasks = [i for i, cell in enumerate(heading) if cell.isdigit()]
@@ -63,3 +63,43 @@ def test_the_summary_is_of_the_last_tasks(page, recorded):
             assert float(re.sub(r"[*]", "", cell).split()[0]) == pytest.approx(run["miou"][task], abs=0.051), line
             seen += 1
     assert seen == 24
+
+
+def table(page, heading):
+    """The rows of a section's table, without its heading."""
+    section = page.split(f"{heading}\n")[1].split("\n#")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return rows[2:]
+
+
+def number(cell):
+    return float(re.sub(r"[*]", "", cell))
+
+
+def test_the_seeds_are_recorded_runs(page, recorded):
+    seen = 0
+    for name, *cells, mean in table(page, "### Three seeds"):
+        for seed, cell in zip((2023, 2024, 2025), cells, strict=True):
+            if "rounds" not in cell:  # cut off: only in the log
+                runs = [r for r in recorded if r["preset"] == "voc-15-1-small" and r["seed"] == seed]
+                run = next(r for r in runs if r["method"] == method(name) and not r["changed"])
+                assert number(cell) == pytest.approx(run["miou"][-1], abs=0.051)
+                seen += 1
+        assert number(mean) == pytest.approx(sum(number(c.split(",")[0]) for c in cells) / 3, abs=0.06)
+    assert seen == 8
+
+
+def test_the_choice_is_of_recorded_runs(page):
+    runs = [run for run in json.loads((RESULTS / "heldout.json").read_text())["runs"] if run["finished"]]
+    rows = table(page, "## Chosen on held-out training images")
+    best = {}
+    for name, *cells in rows:
+        changes = dict(pair.split("=") for word in re.findall(r"`(.*)`", name) for pair in word.split())
+        own = [{k: str(v) for k, v in run["changed"].items() if k != "tasks.split"} for run in runs]
+        run = next(r for r, o in zip(runs, own, strict=True) if r["method"] == method(name) and o == changes)
+        mean = sum(run["miou"][1:]) / len(run["miou"][1:])
+        assert [number(cell) for cell in cells] == pytest.approx([*run["miou"], mean], abs=0.051), name
+        best.setdefault(method(name), []).append((mean, "**" in name))
+    assert len(rows) == len(runs) - 1  # all but finetune, the common first task
+    assert all(max(found) == (max(mean for mean, _ in found), True) for found in best.values())
+    assert all(sum(bold for _, bold in found) == 1 for found in best.values())

@@ -83,6 +83,7 @@ class FBL(PseudoLabelled):
         else:
             weights = published_weights(student.logits_BCHW, labels, space, old)
         terms = {"compensation": pixel_mean(pixels * weights * factor[:, None, None], labels, self.mean_over)}
+        terms |= self.unsure(step, labels)
         if sums is not None:
             theirs = teacher.class_sums(labels, space.channels)
             consistency = relation.relation_consistency(

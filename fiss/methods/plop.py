@@ -30,6 +30,7 @@ class PLOP(PseudoLabelled):
         maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
         return {
             "segmentation": pixel_mean(pixels, labels, self.mean_over),
+            **self.unsure(step, labels),
             "pod": weighted_distance(step, local_pod, maps, scheduled=True),
         }
 

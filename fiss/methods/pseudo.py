@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.losses import pseudo
+from fiss.losses.segmentation import pixel_mean
 from fiss.methods.base import Method, Step
 from fiss.models.classifier import Start
 
@@ -28,8 +29,10 @@ class PseudoLabelled(Method, ABC):
     """Whose entropy decides; the paper says the student's, the published code takes the teacher's."""
     counted: Literal["background", "all"] = "background"
     """Pixels whose entropies make the thresholds: those labelled background, or all."""
-    rejected: Literal["ignore", "background"] = "ignore"
-    """What a background pixel becomes whose pseudo label is not accepted."""
+    rejected: Literal["ignore", "background", "old"] = "ignore"
+    """What a background pixel becomes whose pseudo label is not accepted: ignored; background; or, which is neither the
+    paper's nor the published code's, background or any old class, as all background is to MiB: its label says that it
+    is nothing new."""
     background_quantile: bool = True
     """Whether the teacher's background needs to be below a threshold of its own; without, it is always accepted."""
     share_factor: bool = True
@@ -76,8 +79,16 @@ class PseudoLabelled(Method, ABC):
         by_epoch = state.setdefault("counts", {})
         counts = pseudo.offered_and_accepted(labels, classes, accepted, step.teacher_channels)
         by_epoch[step.epoch] = by_epoch.get(step.epoch, 0) + counts
-        given = pseudo.pseudo_labels(labels, classes, accepted, IGNORE if self.rejected == "ignore" else BACKGROUND)
+        given = pseudo.pseudo_labels(labels, classes, accepted, BACKGROUND if self.rejected == "background" else IGNORE)
         return given, share if self.share_factor else torch.ones_like(share)
+
+    def unsure(self, step: Step, labels_BHW: Tensor) -> dict[str, Tensor]:
+        """The loss of rejected pixels that are background or any old class; nothing if they are something else."""
+        if self.rejected != "old":
+            return {}
+        rejected = (step.labels_BHW == BACKGROUND) & (labels_BHW == IGNORE)
+        pixels = step.student.none_but_first(step.teacher_channels, rejected)
+        return {"unsure": pixel_mean(pixels, step.labels_BHW, self.mean_over)}
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """By local epoch: the share asked for, and how many pixels of each class were offered and accepted."""

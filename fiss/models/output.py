@@ -6,14 +6,14 @@ log-softmax.
 B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fiss.labels import IGNORE
+from fiss.labels import BACKGROUND, IGNORE
 from fiss.sums import class_sums, has_kernels
 
 
@@ -46,6 +46,12 @@ class Output:
             pixels: Tensor = CrossEntropy.apply(self.logits_BCHW, labels_BHW)
             return pixels
         return F.nll_loss(self.log_p_BCHW, labels_BHW.long(), ignore_index=IGNORE, reduction="none")
+
+    def none_but_first(self, channels: int, chosen_BHW: Tensor) -> Tensor:
+        """-log of what the first so many channels have together, at the chosen pixels, 0 elsewhere, (B, H, W)."""
+        labels = torch.where(chosen_BHW, BACKGROUND, IGNORE).to(torch.uint8)
+        among_them = replace(self, logits_BCHW=self.logits_BCHW[:, :channels])
+        return self.cross_entropy(labels) - among_them.cross_entropy(labels)  # one channel's share of all, and of them
 
     def class_sums(self, labels_BHW: Tensor, classes: int) -> Tensor:
         """Sum of the probabilities over the pixels of each class, (classes, C); no gradient."""
