@@ -10,6 +10,7 @@ from fiss.labels import LabelSpace
 from fiss.losses import pod
 from fiss.losses.pod import _Strips
 from fiss.methods.base import Step
+from fiss.methods.fbl import FBL
 from fiss.models import output as outputs
 from fiss.models.output import Output
 from fiss.sums import class_sums
@@ -102,7 +103,8 @@ def strips():
 def method():
     """Whole methods, with and without kernels: the same terms, the same gradients."""
     space = LabelSpace((("a", "b", "c"), ("d", "e")))
-    for name in ("finetune", "plop", "fbl", "fbl-paper", "fbl-reference"):
+    named = [methods.find(name) for name in ("finetune", "plop", "fbl", "fbl-paper", "fbl-reference")]
+    for chosen in [*named, FBL(rejected="old")]:
         results = []
         for on in (False, True):
             torch.manual_seed(0)
@@ -123,7 +125,6 @@ def method():
                 0,
                 {},
             )
-            chosen = methods.find(name)
             if chosen.looks:
                 chosen.look(step)
             terms = chosen.losses(step)
@@ -135,7 +136,7 @@ def method():
             assert (a is None) == (b is None)
             if a is not None:
                 near(a, b, 1e-5)
-        print(name, "agrees")
+        print(chosen, "agrees")
 
 
 if __name__ == "__main__":
