@@ -150,6 +150,17 @@ def test_none_but_first(name):
     check_gradient(lambda z: output(z).none_but_first(case.old, chosen).sum(), case.logits)
 
 
+def test_none_but_first_is_rounded_once():
+    """Its gradient is a small difference of large ones."""
+    torch.manual_seed(0)
+    half = (torch.randn(1, 8, 16, 16) * 3).bfloat16().requires_grad_()
+    exact = half.detach().double().requires_grad_()
+    chosen = torch.ones(1, 16, 16, dtype=torch.bool)
+    for logits in (half, exact):
+        output(logits).none_but_first(5, chosen).sum().backward()
+    assert ((half.grad - exact.grad).abs() <= exact.grad.abs() / 128 + 1e-6).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_unbiased_distillation(name):
     case = make(name)

@@ -2,11 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from fiss import presets
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+sys.path.insert(0, str(RESULTS))
+import collect  # noqa: E402
+import heldout  # noqa: E402
+
 NAMES = (  # longest first
     ("fbl without adaptive pseudo labels", "fbl-without-pseudo-labels"),
     ("fbl without relation consistency", "fbl-without-relation"),
@@ -92,14 +100,66 @@ def test_the_seeds_are_recorded_runs(page, recorded):
 def test_the_choice_is_of_recorded_runs(page):
     runs = [run for run in json.loads((RESULTS / "heldout.json").read_text())["runs"] if run["finished"]]
     rows = table(page, "## Chosen on held-out training images")
-    best = {}
+    groups = {}
     for name, *cells in rows:
         changes = dict(pair.split("=") for word in re.findall(r"`(.*)`", name) for pair in word.split())
-        own = [{k: str(v) for k, v in run["changed"].items() if k != "tasks.split"} for run in runs]
+        own = [{k: str(v).lower() for k, v in run["changed"].items() if k != "tasks.split"} for run in runs]
         run = next(r for r, o in zip(runs, own, strict=True) if r["method"] == method(name) and o == changes)
         mean = sum(run["miou"][1:]) / len(run["miou"][1:])
         assert [number(cell) for cell in cells] == pytest.approx([*run["miou"], mean], abs=0.051), name
-        best.setdefault(method(name), []).append((mean, "**" in name))
+        groups.setdefault(heldout.group((method(name), changes)), []).append((mean, "**" in name))
     assert len(rows) == len(runs) - 1  # all but finetune, the common first task
-    assert all(max(found) == (max(mean for mean, _ in found), True) for found in best.values())
-    assert all(sum(bold for _, bold in found) == 1 for found in best.values())
+    assert all(max(found)[1] and sum(bold for _, bold in found) == 1 for found in groups.values())
+
+
+def fake_run(path, miou):
+    """A finished run folder with nothing but scores."""
+    path.mkdir(parents=True)
+    (path / "config.toml").touch()
+    (path / "state.json").write_text('{"finished": true}')
+    scores = [{"task": task, "ends_task": True, "miou": value} for task, value in enumerate(miou)]
+    (path / "scores.jsonl").write_text("".join(json.dumps(score) + "\n" for score in scores))
+
+
+def test_of_each_method_the_best_mean_of_later_tasks_is_chosen(tmp_path):
+    for variant, miou in (
+        (("fbl", {}), [90, 50, 40, 30]),
+        (("fbl-reference", {}), [10, 50, 41, 30]),
+        (("fbl", {"method.rejected": "old"}), [10, 60, 60, 60]),
+        (("rcil", {}), [10, 20, 20, 20]),
+    ):
+        assert variant in heldout.VARIANTS
+        fake_run(tmp_path / heldout.name(variant), miou)
+    (tmp_path / "plop").mkdir()  # not finished
+    best = {method: rows[0] for method, rows in heldout.ranking(tmp_path).items()}
+    assert best == {
+        "fbl": (121 / 3, ("fbl-reference", {})),
+        "fbl, ours": (60, ("fbl", {"method.rejected": "old"})),
+        "rcil": (20, ("rcil", {})),
+    }
+
+
+def test_the_choice_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        heldout.subprocess,
+        "run",
+        lambda words, **_: said.append(words[3:]) or subprocess.CompletedProcess(words, len(said) - 1),
+    )
+    assert heldout.play(tmp_path / "new", ["--seed", "1"])
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "config.toml").touch()  # before its first round
+    assert not heldout.play(tmp_path / "killed", ["--seed", "1"])
+    fake_run(tmp_path / "finished", [1])
+    assert heldout.play(tmp_path / "finished", [])
+    new = ["run", "voc-8-2-small", "--out", str(tmp_path / "new"), "--seed", "1"]
+    assert said == [new, ["resume", str(tmp_path / "killed")]]
+
+
+def test_variants_have_names_of_their_own_and_settings_that_are_understood():
+    assert len({heldout.name(variant) for variant in heldout.VARIANTS}) == len(heldout.VARIANTS)
+    for method, changes in heldout.VARIANTS:
+        config = presets.choose("voc-8-2-small", method, settings=heldout.settings(changes))
+        assert {key: getattr(config.method, key.removeprefix("method.")) for key in changes} == changes
+        assert collect.nearest(config) == method
+        assert collect.changed(config) == changes

@@ -6,13 +6,13 @@ python docs/results/collect.py "HARDWARE" "COMMAND" RUN... > FILE.json
 import json
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from fiss import methods
 from fiss.checkpoint import RunFolder
 from fiss.config import Config, to_dict
-from fiss.presets import exact_label, find, label, method_for
+from fiss.presets import exact_label, find, method_for
 from fiss.tables import FREE, flat
 
 
@@ -31,9 +31,25 @@ def accepted(rounds: list[dict]) -> list[dict[str, float]]:
     ]
 
 
+def nearest(config: Config) -> str:
+    """The method of a run, or of its readings the one with the fewest other fields."""
+    if exact := exact_label(config):
+        return exact
+    kind = methods.name_of(config.method)
+    if kind not in methods.METHODS:
+        return kind.rsplit(":", 1)[-1].lower()
+    names = [name for name in methods.METHODS if type(methods.find(name)) is type(config.method)]
+    now = asdict(config.method)
+
+    def others(name: str) -> int:
+        return sum(now[key] != value for key, value in asdict(method_for(config.name, name)).items())
+
+    return min(names, key=others)
+
+
 def changed(config: Config) -> dict[str, object]:
     """Keys that differ from the preset of the same name with the method as it stands there."""
-    own = config.method if exact_label(config) else method_for(config.name, methods.name_of(config.method))
+    own = config.method if exact_label(config) else method_for(config.name, nearest(config))
     preset, now = flat(to_dict(replace(find(config.name), method=own))), flat(to_dict(config))
     free = (*FREE, "joint", "training.compile", "training.graphs")
     return {key: now[key] for key in now if key not in free and now[key] != preset[key]}
@@ -51,7 +67,7 @@ def one(path: Path) -> dict:
     scores = [s for s in folder.records("scores.jsonl") if s["ends_task"]]
     return {
         "preset": config.name,
-        "method": label(config),
+        "method": nearest(config),
         "changed": changed(config),
         "seed": config.seed,
         "commits": list(dict.fromkeys(record["commit"] for record in folder.origins())),

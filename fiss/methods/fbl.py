@@ -15,7 +15,6 @@ from torch import Tensor
 from fiss.losses import relation
 from fiss.losses.compensation import balance, balanced_weights, exponents, gradients, groups_of, published_weights
 from fiss.losses.pod import local_pod
-from fiss.losses.segmentation import pixel_mean
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
 from fiss.methods.pseudo import PseudoLabelled
@@ -82,7 +81,7 @@ class FBL(PseudoLabelled):
             weights = balanced_weights(gradient, labels, mean)
         else:
             weights = published_weights(student.logits_BCHW, labels, space, old)
-        terms = {"compensation": pixel_mean(pixels * weights * factor[:, None, None], labels, self.mean_over)}
+        terms = {"compensation": self.mean(pixels * weights * factor[:, None, None], step, labels)}
         terms |= self.unsure(step, labels)
         if sums is not None:
             theirs = teacher.class_sums(labels, space.channels)

@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from fiss.losses.pod import local_pod
-from fiss.losses.segmentation import pixel_mean
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
 from fiss.methods.pseudo import PseudoLabelled
@@ -29,7 +28,7 @@ class PLOP(PseudoLabelled):
         pixels = step.student.cross_entropy(labels) * factor[:, None, None]
         maps = [(pair, self.pod_features) for pair in feature_maps(step)] + [(logit_maps(step), self.pod_logits)]
         return {
-            "segmentation": pixel_mean(pixels, labels, self.mean_over),
+            "segmentation": self.mean(pixels, step, labels),
             **self.unsure(step, labels),
             "pod": weighted_distance(step, local_pod, maps, scheduled=True),
         }

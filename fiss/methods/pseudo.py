@@ -31,8 +31,8 @@ class PseudoLabelled(Method, ABC):
     """Pixels whose entropies make the thresholds: those labelled background, or all."""
     rejected: Literal["ignore", "background", "old"] = "ignore"
     """What a background pixel becomes whose pseudo label is not accepted: ignored; background; or, which is neither the
-    paper's nor the published code's, background or any old class, as all background is to MiB: its label says that it
-    is nothing new."""
+    paper's nor the published code's, background or any old class, as all background is to MiB. The last takes a
+    client's masks to show all new classes, and has no weights or factors."""
     background_quantile: bool = True
     """Whether the teacher's background needs to be below a threshold of its own; without, it is always accepted."""
     share_factor: bool = True
@@ -87,8 +87,12 @@ class PseudoLabelled(Method, ABC):
         if self.rejected != "old":
             return {}
         rejected = (step.labels_BHW == BACKGROUND) & (labels_BHW == IGNORE)
-        pixels = step.student.none_but_first(step.teacher_channels, rejected)
-        return {"unsure": pixel_mean(pixels, step.labels_BHW, self.mean_over)}
+        pixels = step.student.none_but_first(step.teacher_channels, rejected, step.relearnt)
+        return {"unsure": self.mean(pixels, step, labels_BHW)}
+
+    def mean(self, pixels_BHW: Tensor, step: Step, labels_BHW: Tensor) -> Tensor:
+        """The mean of the pixels' values; among the valid ones are rejected pixels if they have a loss."""
+        return pixel_mean(pixels_BHW, step.labels_BHW if self.rejected == "old" else labels_BHW, self.mean_over)
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """By local epoch: the share asked for, and how many pixels of each class were offered and accepted."""

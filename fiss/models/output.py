@@ -47,11 +47,16 @@ class Output:
             return pixels
         return F.nll_loss(self.log_p_BCHW, labels_BHW.long(), ignore_index=IGNORE, reduction="none")
 
-    def none_but_first(self, channels: int, chosen_BHW: Tensor) -> Tensor:
-        """-log of what the first so many channels have together, at the chosen pixels, 0 elsewhere, (B, H, W)."""
+    def none_but_first(self, channels: int, chosen_BHW: Tensor, without: tuple[int, ...] = ()) -> Tensor:
+        """-log of what the background and the other first channels, `without` some, have together, at the chosen
+        pixels, 0 elsewhere, (B, H, W)."""
         labels = torch.where(chosen_BHW, BACKGROUND, IGNORE).to(torch.uint8)
-        among_them = replace(self, logits_BCHW=self.logits_BCHW[:, :channels])
-        return self.cross_entropy(labels) - among_them.cross_entropy(labels)  # one channel's share of all, and of them
+        half = self.logits_BCHW.element_size() < 4  # gradients nearly cancel: they are added before they are rounded
+        whole = replace(self, logits_BCHW=self.logits_BCHW.float()) if half else self
+        among = whole.logits_BCHW[:, :channels]
+        if without:
+            among = torch.cat([among[:, c : c + 1] for c in range(channels) if c not in without], 1)
+        return whole.cross_entropy(labels) - replace(self, logits_BCHW=among).cross_entropy(labels)
 
     def class_sums(self, labels_BHW: Tensor, classes: int) -> Tensor:
         """Sum of the probabilities over the pixels of each class, (classes, C); no gradient."""
