@@ -261,9 +261,7 @@ def test_rejected_pixels_may_be_background_or_old(name):
     background = torch.where(step.labels_BHW == 4, 255, step.labels_BHW)
     expected = unbiased_cross_entropy(step.student.log_p_BCHW, background, 4)
     assert float(terms["unsure"].detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    own = method.losses(replace(step, state=dict(step.state), relearnt=(2,)))[
-        "unsure"
-    ]  # it is not what it has masks for
+    own = method.losses(replace(step, state=dict(step.state), relearnt=(2,)))["unsure"]  # 2: it has masks for it
     left = step.student.log_p_BCHW[:, [0, 1, 3]].logsumexp(1)[background == 0]
     assert float(own.detach()) == pytest.approx(-float(left.sum().detach()) / background.numel(), rel=1e-5)
     valid = replace(method, mean_over="valid").losses(replace(step, state=dict(step.state)))

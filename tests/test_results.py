@@ -2,13 +2,10 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from fiss import presets
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 sys.path.insert(0, str(RESULTS))
@@ -139,27 +136,12 @@ def test_of_each_method_the_best_mean_of_later_tasks_is_chosen(tmp_path):
     }
 
 
-def test_the_choice_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(
-        heldout.subprocess,
-        "run",
-        lambda words, **_: said.append(words[3:]) or subprocess.CompletedProcess(words, len(said) - 1),
-    )
-    assert heldout.play(tmp_path / "new", ["--seed", "1"])
-    (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / "config.toml").touch()  # before its first round
-    assert not heldout.play(tmp_path / "killed", ["--seed", "1"])
-    fake_run(tmp_path / "finished", [1])
-    assert heldout.play(tmp_path / "finished", [])
-    new = ["run", "voc-8-2-small", "--out", str(tmp_path / "new"), "--seed", "1"]
-    assert said == [new, ["resume", str(tmp_path / "killed")]]
-
-
-def test_variants_have_names_of_their_own_and_settings_that_are_understood():
-    assert len({heldout.name(variant) for variant in heldout.VARIANTS}) == len(heldout.VARIANTS)
-    for method, changes in heldout.VARIANTS:
-        config = presets.choose("voc-8-2-small", method, settings=heldout.settings(changes))
-        assert {key: getattr(config.method, key.removeprefix("method.")) for key in changes} == changes
-        assert collect.nearest(config) == method
-        assert collect.changed(config) == changes
+def test_variants_have_folders_of_their_own_and_settings_that_are_understood(tmp_path):
+    base, *jobs = heldout.jobs(Path("data"), Path("resnet50.safetensors"), tmp_path, ["training.workers=2"])
+    assert base.base is None
+    assert base.config.training.workers == 2
+    assert len({job.folder for job in jobs}) == len(heldout.VARIANTS)
+    for job, (method, changes) in zip(jobs, heldout.VARIANTS, strict=True):
+        assert job.base == base.folder == Path(job.config.base)
+        assert collect.nearest(job.config) == method
+        assert collect.changed(job.config) == {**changes, "tasks.split": base.config.tasks.split}
