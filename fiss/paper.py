@@ -88,7 +88,7 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
 def _differences(config: Config, wanted: Config) -> list[str]:
     """Keys in which a run is not what the preset says, but for its method and for what does not matter here."""
     own, theirs = (flat(to_dict(c)) for c in (config, wanted))
-    free = (*FREE, "joint", "evaluation.views", "evaluation.batch", "training.compile", "training.graphs")
+    free = (*FREE, "joint", "evaluation.views", "evaluation.batch")
     keys = [key for key in theirs if key not in free and not key.startswith(("method.", "name"))]
     return [key for key in keys if str(own.get(key)) != str(theirs[key])]
 

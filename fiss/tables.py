@@ -28,6 +28,8 @@ FREE = (
     "training.workers",
     "training.threads",
     "training.cache",
+    "training.compile",
+    "training.graphs",
     "evaluation.every",
     "data.root",
     "model.weights",

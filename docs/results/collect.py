@@ -51,8 +51,7 @@ def changed(config: Config) -> dict[str, object]:
     """Keys that differ from the preset of the same name with the method as it stands there."""
     own = config.method if exact_label(config) else method_for(config.name, nearest(config))
     preset, now = flat(to_dict(replace(find(config.name), method=own))), flat(to_dict(config))
-    free = (*FREE, "joint", "training.compile", "training.graphs")
-    return {key: now[key] for key in now if key not in free and now[key] != preset[key]}
+    return {key: now[key] for key in now if key not in (*FREE, "joint") and now[key] != preset[key]}
 
 
 def percent(values: dict[str, float | None]) -> dict[str, float | None]:
