@@ -11,6 +11,7 @@ sweep() {
 }
 sweep voc-15-1-small --methods paper,mib-100,fbl-paper,fbl-reference
 sweep voc-4-4-small voc-8-2-small --methods paper
-sweep voc-15-1-small voc-4-4-small --methods ablations
+sweep voc-15-1-small voc-4-4-small voc-8-2-small --methods ablations
+sweep voc-8-2-small --methods fbl-reference,fbl-paper
 sweep voc-15-1-small --methods rcil,plop,fbl --seeds 2024,2025
 sweep voc-15-1-small voc-4-4-small voc-8-2-small --methods joint
