@@ -36,11 +36,6 @@ class Packed:
     """JSON."""
     arrays: Arrays = field(default_factory=dict)
 
-    @property
-    def bytes(self) -> int:
-        """What it takes on the way."""
-        return len(self.text) + sum(array.nbytes for array in self.arrays.values())
-
 
 def from_probe(
     probe: Probe, memory: Memory | None = None, transfer: str = "float32", heard: int | None = None
