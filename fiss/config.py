@@ -10,7 +10,7 @@ import inspect
 import json
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -64,6 +64,10 @@ class Config:
             raise UserError("joint and base exclude each other: joint training has no first task to take over.")
 
 
+COMPUTED = tuple(f"training.{key}" for key in ("device", "workers", "threads", "cache", "compile", "graphs"))
+"""Keys that say how a run is computed: by more than rounding they do not decide what comes out."""
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Nested plain values, sections as dictionaries."""
 
@@ -94,7 +98,7 @@ def with_settings(config: Config, settings: Mapping[str, str]) -> Config:
     """The config with `section.key` replaced by values written as in TOML; a bare word is a string."""
     values = to_dict(config)
     for key, text in settings.items():
-        known = dict(_paths(values))
+        known = flat(values)
         *path, last = key.split(".")
         place: Any = values
         for part in path:
@@ -126,12 +130,12 @@ def _value(key: str, text: str, present: Any) -> Any:
         return text
 
 
-def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by their dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _build(default: Any, values: Mapping[str, Any], where: str) -> Any:

@@ -15,11 +15,11 @@ from statistics import mean
 from typing import Any
 
 from fiss.checkpoint import RunFolder
-from fiss.config import Config, to_dict
+from fiss.config import Config, flat, to_dict
 from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
 from fiss.presets import PRESETS, exact_label
-from fiss.tables import FREE, Comparison, cell, flat
+from fiss.tables import FREE, Comparison, cell
 
 Runs = dict[str, list[list[dict[str, Any]]]]
 """By method: the scores after each task, of each run."""

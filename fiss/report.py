@@ -14,12 +14,12 @@ from statistics import mean
 from typing import Any
 
 from fiss.checkpoint import RunFolder, write_atomically
-from fiss.config import Config, to_dict, to_toml
+from fiss.config import Config, flat, to_dict, to_toml
 from fiss.errors import UserError
 from fiss.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.plots import figure, grid, page, style, svg, table, tiles
 from fiss.setup import prepare
-from fiss.tables import FREE, cell, compare, flat, labels, row_key
+from fiss.tables import FREE, cell, compare, labels, row_key
 from fiss.timeline import calendar, monitored
 from fiss.watch import Watcher
 

@@ -15,7 +15,7 @@ from time import sleep
 
 from fiss import methods
 from fiss.checkpoint import RunFolder
-from fiss.config import Config, to_dict, to_toml
+from fiss.config import COMPUTED, Config, flat, to_dict, to_toml
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.presets import method_for
@@ -168,15 +168,12 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def _plain(config: Config) -> dict[str, object]:
-    """Settings that decide the result by more than rounding, by section; paths may be written in two ways."""
-    values = to_dict(config)
-    for key in ("device", "workers", "cache", "threads", "compile", "graphs"):
-        del values["training"][key]
-    del values["base"]
-    for section, key in (("data", "root"), ("model", "weights")):
-        text = values[section][key]
-        if key == "root" or text.endswith(".safetensors"):
-            values[section][key] = str(Path(text).expanduser().absolute()) if text else text
+    """Settings that decide the result by more than rounding; paths may be written in two ways."""
+    values = {key: value for key, value in flat(to_dict(config)).items() if key not in ("base", *COMPUTED)}
+    for key in ("data.root", "model.weights"):
+        text = values[key]
+        if key == "data.root" or text.endswith(".safetensors"):
+            values[key] = str(Path(text).expanduser().absolute()) if text else text
     return values
 
 

@@ -5,7 +5,7 @@ method that differ say in what.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from csv import writer
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fiss.checkpoint import RunFolder
-from fiss.config import Config, to_dict
+from fiss.config import COMPUTED, Config, flat, to_dict
 from fiss.errors import UserError
 from fiss.methods.monitors import RULES
 from fiss.presets import label
@@ -24,12 +24,7 @@ FREE = (
     "seed",
     "base",
     "keep",
-    "training.device",
-    "training.workers",
-    "training.threads",
-    "training.cache",
-    "training.compile",
-    "training.graphs",
+    *COMPUTED,
     "evaluation.every",
     "data.root",
     "model.weights",
@@ -142,14 +137,6 @@ def labels(configs: Sequence[Config]) -> list[str]:
         own = flat(to_dict(config))
         keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
         found.append(", ".join([name, *(f"{key} {own[key]}" for key in keys)]))
-    return found
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by their dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 

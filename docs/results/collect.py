@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fiss import methods
 from fiss.checkpoint import RunFolder
-from fiss.config import Config, to_dict
-from fiss.presets import exact_label, find, method_for
-from fiss.tables import FREE, flat
+from fiss.config import Config, flat, to_dict
+from fiss.presets import exact_label, find, label, method_for
+from fiss.tables import FREE
 
 
 def accepted(rounds: list[dict]) -> list[dict[str, float]]:
@@ -33,11 +33,8 @@ def accepted(rounds: list[dict]) -> list[dict[str, float]]:
 
 def nearest(config: Config) -> str:
     """The method of a run, or of its readings the one with the fewest other fields."""
-    if exact := exact_label(config):
-        return exact
-    kind = methods.name_of(config.method)
-    if kind not in methods.METHODS:
-        return kind.rsplit(":", 1)[-1].lower()
+    if exact_label(config) or methods.name_of(config.method) not in methods.METHODS:
+        return label(config)
     names = [name for name in methods.METHODS if type(methods.find(name)) is type(config.method)]
     now = asdict(config.method)
 
