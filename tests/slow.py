@@ -60,13 +60,13 @@ def feature_distillation(student, teacher):
     return total / student.numel()
 
 
-def unbiased_cross_entropy(logits, labels, old, over):
+def unbiased_cross_entropy(logits, labels, old, over, without=()):
     total = 0.0
     for p in pixels(labels):
         label, z = int(labels[p]), at(logits, *p)
         if label == IGNORE:
             continue
-        chosen = log_sum_exp(z[:old]) if label == 0 else z[label]
+        chosen = log_sum_exp([z[k] for k in range(old) if k not in without]) if label == 0 else z[label]
         total += log_sum_exp(z) - chosen
     return divide(total, labels, over)
 
@@ -170,7 +170,7 @@ def published_threshold(counts, proportion):
     if sum(counts) == 0:
         return 0.0
     for b in range(len(counts)):
-        if total + counts[b] >= target:
+        if total <= target <= total + counts[b]:
             break
         total += b
     missing = target - total

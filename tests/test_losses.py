@@ -126,9 +126,13 @@ def test_feature_distillation(name):
 @pytest.mark.parametrize("name", CASES)
 def test_unbiased_cross_entropy(name, over):
     case = make(name)
-    value = distillation.unbiased_cross_entropy(log_p(case.logits), case.labels, case.old, over)
-    near(value, slow.unbiased_cross_entropy(case.logits, case.labels, case.old, over))
-    check_gradient(lambda z: distillation.unbiased_cross_entropy(log_p(z), case.labels, case.old, over), case.logits)
+    for without in ((), tuple(range(1, case.old))[-1:]):
+
+        def loss(z, without=without):
+            return distillation.unbiased_cross_entropy(log_p(z), case.labels, case.old, over, without)
+
+        near(loss(case.logits), slow.unbiased_cross_entropy(case.logits, case.labels, case.old, over, without))
+        check_gradient(loss, case.logits)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -290,7 +294,7 @@ def test_pixels_that_do_not_count_are_not_tallied():
 @pytest.mark.parametrize("proportion", [0.2, 0.5, 0.8])
 def test_published_thresholds_equal_the_faulty_loop(proportion):
     random = torch.Generator().manual_seed(0)
-    rows = [torch.zeros(100, dtype=torch.long) for _ in range(8)]
+    rows = [torch.zeros(100, dtype=torch.long) for _ in range(9)]
     rows[1][0] = 1000  # confident: a value in the first bin, whatever the distribution
     rows[2][:3] = torch.tensor([10, 500, 90])
     rows[3][:5] = torch.tensor([1000, 1500, 2500, 2500, 2500])
@@ -298,6 +302,7 @@ def test_published_thresholds_equal_the_faulty_loop(proportion):
     rows[5] = torch.randint(0, 50, (100,), generator=random)
     rows[6][:10] = torch.randint(0, 9000, (10,), generator=random)
     rows[7][20] = 7
+    rows[8][:10] = 100  # few and spread out: no bin settles it, and the total passes it by
     found = pseudo.published_thresholds(torch.stack(rows), proportion)
     for row, value in zip(rows, found.tolist(), strict=True):
         expected = slow.published_threshold(row.tolist(), proportion)
@@ -313,6 +318,8 @@ def test_facts_of_the_published_quantile():
     assert float(found[0]) == pytest.approx(0.01 * 0.2)
     assert math.isfinite(float(found[1]))
     assert pseudo.published_thresholds(histogram, 0.8)[1] == math.inf
+    histogram[1, :10] = 100  # below the running total's end, 4950
+    assert pseudo.published_thresholds(histogram, 0.8)[1] == -math.inf  # then raised to the floor
 
 
 def test_published_bins_are_hundredths():

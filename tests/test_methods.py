@@ -340,6 +340,28 @@ def test_folding(keep):
         assert (after - before).abs().max() > 1e-3
 
 
+def test_folded_again_the_right_branch_is_the_whole_in_training_too():
+    """Two branches that move together: then both norms have what the folded convolution gives, fold after fold."""
+    method = methods.find("rcil")
+    model = network(method, 1)
+    pair = next(m for m in model.modules() if isinstance(m, branches.Branches))
+    x = torch.randn(16, pair.left_conv.in_channels, 16, 16)
+    with torch.no_grad():
+        maps = pair.left_conv(x)
+        for norm in (pair.left_norm, pair.right_norm):
+            norm.running_mean.copy_(maps.mean((0, 2, 3)))
+            norm.running_var.copy_(maps.var((0, 2, 3), correction=0))
+            torch.nn.init.uniform_(norm.weight, 0.1, 0.4)
+            torch.nn.init.uniform_(norm.bias, -0.5, 0.5)
+        whole = pair.eval()(x)
+        for _ in range(3):
+            model.load(method.settle(model.weights()), model.classifier.sizes)
+            assert (pair.eval()(x) - whole).abs().max() < 1e-4
+            momentum, pair.right_norm.momentum = pair.right_norm.momentum, 0.0  # look without touching
+            assert (pair.right_norm.train()(pair.right_conv(x)) - whole).abs().max() < 1e-2 * whole.abs().max()
+            pair.right_norm.momentum = momentum
+
+
 def test_every_3x3_of_the_encoder_and_the_aspp_is_split():
     model = network(methods.find("rcil"), 1)
     split = [name for name, m in model.named_modules() if isinstance(m, branches.Branches)]

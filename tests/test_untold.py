@@ -21,7 +21,9 @@ from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
 from fiss.methods.base import Step
 from fiss.methods.finetune import Finetune
+from fiss.methods.mib import MiB
 from fiss.methods.monitors import MonitorSpec
+from fiss.methods.rcil import RCIL
 from fiss.models.output import Output
 from fiss.models.segmenter import build
 from fiss.setup import prepare, private
@@ -365,6 +367,30 @@ def test_mib_learns_a_class_that_its_teacher_knows_already():
     logits = torch.zeros(1, 3, 1, 1, dtype=torch.float64, requires_grad=True)
     unbiased_cross_entropy(logits.log_softmax(1), torch.full((1, 1, 1), 2, dtype=torch.uint8), 3).backward()
     assert logits.grad.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+
+
+@pytest.mark.parametrize("name", ["mib", "rcil"])
+def test_mibs_background_is_no_class_that_the_client_has_masks_for(name):
+    """What its own mask calls background is trained away from a class that it labels itself."""
+    logits = torch.tensor([0.0, 0.0, 6.0]).view(1, 3, 1, 1).requires_grad_()
+    output = Output(logits, logits, logits, logits, ())
+    step = Step(torch.zeros(1, 1, 1, dtype=torch.uint8), output, output, LabelSpace(((), ("a", "b"))), 3, 0, {}, (2,))
+    MiB.losses(replace(find(name), distillation=0.0), step)["segmentation"].backward()
+    assert logits.grad[0, 2, 0, 0] > 0.9
+    assert (logits.grad[0, :2] < 0).all()
+
+
+def test_branches_stay_frozen_at_clients_that_still_learn_their_first_classes(untold, tmp_path, monkeypatch):
+    """The server folds when it adds a second group, whoever has noticed."""
+    seen = []
+    arm = RCIL.arm
+    monkeypatch.setattr(RCIL, "arm", lambda *words: seen.append(words[2]) or arm(*words))
+    config = replace(untold, method=find("rcil"), monitor=replace(untold.monitor, name="never"))
+    folder = experiment.start(config, tmp_path / "run", Watcher())
+    sizes = [record["classes"] for record in folder.records("rounds.jsonl") for r in record["replies"] if r["steps"]]
+    assert len(sizes) == len(seen)
+    assert max(seen) > 1  # nobody ever has a transition, so all train as in their first task
+    assert all((count > 1) == (size > min(sizes)) for count, size in zip(seen, sizes, strict=True))
 
 
 def test_own_classes_are_neither_old_nor_pseudo_labels():

@@ -25,11 +25,17 @@ def feature_distillation(student_BDhw: Tensor, teacher_BDhw: Tensor) -> Tensor:
     return F.mse_loss(wide(student_BDhw), wide(teacher_BDhw).detach())
 
 
-def unbiased_cross_entropy(log_p_BCHW: Tensor, labels_BHW: Tensor, old: int, over: Over = "all") -> Tensor:
-    """MiB: cross-entropy in which "background" means background or any of the `old` channels."""
+def unbiased_cross_entropy(
+    log_p_BCHW: Tensor, labels_BHW: Tensor, old: int, over: Over = "all", without: tuple[int, ...] = ()
+) -> Tensor:
+    """MiB: cross-entropy in which "background" means background or any of the `old` channels, except those in
+    `without`."""
     labels = labels_BHW.long()
     own_BHW = log_p_BCHW.gather(1, labels.clamp(max=log_p_BCHW.shape[1] - 1)[:, None])[:, 0]
-    chosen = torch.where(labels == BACKGROUND, log_p_BCHW[:, : max(old, 1)].logsumexp(1), own_BHW)
+    meant = log_p_BCHW[:, : max(old, 1)]
+    if without:
+        meant = meant[:, [k for k in range(meant.shape[1]) if k not in without]]
+    chosen = torch.where(labels == BACKGROUND, meant.logsumexp(1), own_BHW)
     return pixel_mean(torch.where(labels == IGNORE, torch.zeros_like(chosen), -chosen), labels, over)
 
 

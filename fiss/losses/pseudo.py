@@ -74,16 +74,17 @@ def published_thresholds(histogram_KE: Tensor, proportion: float) -> Tensor:
     """The published code's quantile of a hundred even bins, faults included, (K,).
 
     The running total adds the index of a bin instead of its count, so before bin b it is b (b - 1) / 2 whatever the
-    data. Infinity accepts a whole class, NaN nothing of it, and a class without pixels has 0.
+    data. A bin settles a class if the target lies between the total before it and that and its count; if none does, the
+    last bin, mostly empty, makes it plus or minus infinity or NaN. A class without pixels has 0.
     """
     counts = histogram_KE.double()
     total = counts.sum(1, keepdim=True)
     target = total * proportion
     running = torch.arange(counts.shape[1] + 1, device=counts.device, dtype=torch.double)
     running = running * (running - 1) / 2
-    reached = running[:-1] + counts >= target
-    found = reached.any(1, keepdim=True)
-    place = torch.where(found, reached.long().argmax(1, keepdim=True), counts.shape[1] - 1)
+    settles = (running[:-1] <= target) & (running[:-1] + counts >= target)
+    found = settles.any(1, keepdim=True)
+    place = torch.where(found, settles.long().argmax(1, keepdim=True), counts.shape[1] - 1)
     before = torch.where(found, running[place], running[-1])
     value = (place + (target - before) / counts.gather(1, place)) / counts.shape[1]
     return torch.where(total > 0, value, torch.zeros_like(value))[:, 0].float()

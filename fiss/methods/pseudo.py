@@ -163,4 +163,5 @@ class PseudoLabelled(Method, ABC):
             state.update(fixed=step.epoch, thresholds=found, seen=[])
         else:
             found = state["thresholds"]
-        return torch.where(found < 0, found, found.clamp(min=self.floor))
+        floored = found.clamp(min=self.floor)  # infinity accepts a whole class, NaN nothing of it
+        return floored if self.thresholds == "published" else torch.where(found < 0, found, floored)

@@ -109,11 +109,11 @@ def adopt(model: Segmenter, weights: Weights) -> Weights:
 def fold(weights: Weights, epsilon: float, keep_function: bool) -> Weights:
     """Both branches of each pair folded into the left one, which is to be frozen.
 
-    The left branch becomes F, the mean of both: its convolution takes the folded weights and its BatchNorm only adds
-    the bias. With `keep_function` the right branch becomes F too, so that their mean is F still: its running mean
-    follows by linearity; for its running variance the two branches are taken to move together, which any gain makes
-    up for. Without, the right branch stays as it was, as in the published code, and the network computes F / 2 +
-    right / 2 from then on.
+    The left branch becomes F, the mean of both. With `keep_function` the right branch becomes F too, so that their
+    mean is F still, and both have the statistics of the folded convolution, which the right one needs in training and
+    the next fold of both: the running mean follows by linearity; for the variance the two branches are taken to move
+    together, which any gain makes up for. Without, as in the published code, the left BatchNorm only adds the bias and
+    the right branch stays as it was: the network computes F / 2 + right / 2 from then on.
     """
     folded = dict(weights)
     suffix = ".left_conv.weight"
@@ -127,21 +127,17 @@ def fold(weights: Weights, epsilon: float, keep_function: bool) -> Weights:
         conv = (of("conv.weight") * gain[..., None, None, None]).mean(0)
         bias = (of("norm.bias") - gain * centre).mean(0)
         mean, spread = (gain * centre).mean(0), (gain.abs() * deviation).mean(0).clamp(min=1e-2)
+        if not keep_function:
+            mean, spread = torch.zeros_like(bias), torch.ones_like(bias)
         new = {
-            "left_conv.weight": conv,
-            "left_norm.weight": torch.ones_like(bias),
-            "left_norm.bias": bias,
-            "left_norm.running_mean": torch.zeros_like(bias),
-            "left_norm.running_var": torch.ones_like(bias) - epsilon,
+            "conv.weight": conv,
+            "norm.weight": spread,
+            "norm.bias": bias + mean,
+            "norm.running_mean": mean,
+            "norm.running_var": spread.square() - epsilon,
         }
-        if keep_function:
-            new |= {
-                "right_conv.weight": conv,
-                "right_norm.weight": spread,
-                "right_norm.bias": bias + mean,
-                "right_norm.running_mean": mean,
-                "right_norm.running_var": spread.square() - epsilon,
-            }
-        for name, value in new.items():
-            folded[f"{prefix}.{name}"] = value.to(weights[f"{prefix}.{name}"].dtype)
+        for side in ("left", "right") if keep_function else ("left",):
+            for name, value in new.items():
+                key = f"{prefix}.{side}_{name}"
+                folded[key] = value.to(weights[key].dtype)
     return folded

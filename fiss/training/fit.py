@@ -217,7 +217,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
     """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
     method looks before it trains."""
     student, spec, device = trainer.student, trainer.spec, trainer.device
-    groups = 1 if lesson.first else len(lesson.label_space.groups)
+    groups = sum(map(bool, lesson.label_space.groups))  # of its first data too, if others have more
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
     relearnt = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
     table = torch.from_numpy(lesson.table).to(device)
