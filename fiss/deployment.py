@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from fiss.checkpoint import RunFolder, State, write_atomically
-from fiss.config import Config
+from fiss.config import Config, flat, to_dict
 from fiss.data.background import evaluation_table
 from fiss.data.folder import load
 from fiss.data.index import build as build_index
@@ -31,12 +31,11 @@ from fiss.labels import LabelSpace
 from fiss.methods.monitors import RULES
 from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
-from fiss.models.segmenter import build
 from fiss.origin import origin
-from fiss.rng import address, stream
-from fiss.setup import private
+from fiss.rng import stream
+from fiss.setup import network, private
 from fiss.training.batches import Reader
-from fiss.training.evaluate import evaluate
+from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.fit import Trainer, pick_device, place
 from fiss.watch import Watcher
 
@@ -82,9 +81,16 @@ def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
 def open_run(config: Config, out: Path) -> RunFolder:
     """The federation's run folder; a new one if there is none."""
     check(config)
-    if (out / "config.toml").is_file():
-        return RunFolder.open(out)
-    return RunFolder.create(out, config)
+    if not (out / "config.toml").is_file():
+        return RunFolder.create(out, config)
+    run = RunFolder.open(out)
+    began, now = flat(to_dict(run.config())), flat(to_dict(config))
+    if changed := [key for key in now if now[key] != began.get(key)]:
+        raise UserError(
+            f"{out.parent / 'federation.toml'} was changed after the run began ({', '.join(changed)}); rounds would "
+            "not belong together. Undo that, or begin a new federation."
+        )
+    return run
 
 
 def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: int, watcher: Watcher) -> None:
@@ -98,7 +104,9 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
         judge = Judge(config, watcher) if config.data.root else None
-        engine.heard |= _heard(folder)
+        numbered = {name: n for n, name in names.items()}
+        for record in folder.records("rounds.jsonl"):  # cut to the last finished one
+            engine.heard |= {numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered}
         _tell(folder, names, gone)
         calls = _calls(folder, config, engine, names, start, until)
         for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
@@ -113,6 +121,7 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
                     "round": result.call.round,
                     "selected": [names[n] for n in result.call.selected],
                     "classes": list(result.server.label_space.names),
+                    "heard": [names[s.client] for s in result.sightings],
                     "transitions": [names[s.client] for s in result.sightings if s.transition],
                     "replies": [
                         {
@@ -131,10 +140,9 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             for name, why in lost.items():
                 watcher.notice(f"round {result.call.round}: {name} took no part: {why}")
             done = result.call.round + 1
-            if judge is not None:
-                folder.append("scores.jsonl", {"round": result.call.round, **judge(result.server)})
+            if judge is not None and (scores := judge(result.server)) is not None:
+                folder.append("scores.jsonl", {"round": result.call.round, **scores})
             engine.heard |= {sighting.client: result.call.round for sighting in result.sightings}
-            write_atomically(folder.path / "heard.json", json.dumps(engine.heard).encode())
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
@@ -152,27 +160,26 @@ class Judge:
         self.device = pick_device(config.training.device)
         pin = self.device.type == "cuda"
         self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
-        model = build(replace(config.model, weights="none"), LabelSpace(((),)).sizes, 0)
-        config.method.wire(model)
-        self.model = place(model, self.device)
+        self.model = place(network(config, LabelSpace(((),)), "none"), self.device)
 
-    def __call__(self, server: Server) -> dict[str, Any]:
-        """IoU of every class, in percent, and their mean."""
-        space, config = server.label_space, self.config
+    def __call__(self, server: Server) -> dict[str, Any] | None:
+        """IoU of every class, in percent, and their mean; nothing if the sites have classes that it does not know."""
+        space, config, classes = server.label_space, self.config, self.dataset.classes
+        if foreign := [name for name in space.names if name not in classes]:
+            self.watcher.notice(
+                f"not scored: {config.data.root} has no class {foreign[0]!r}. Its classes.txt needs the sites' names, "
+                "and no score is possible where the sites hide them (key in site.toml)."
+            )
+            return None
         self.model.load(server.weights, space.sizes)
-        table = evaluation_table(self.dataset.classes, space)
-        images = range(len(self.dataset.val.stems))
+        table = evaluation_table(classes, space)
         view, training = config.evaluation.views[0], config.training
+        images = scored_images(view, classes, space, self.index.presence)
         matrix = evaluate(
             self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.watcher
         )
         values = iou(matrix)
         return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
-
-
-def _heard(folder: RunFolder) -> dict[int, int]:
-    path = folder.path / "heard.json"
-    return {int(site): int(round_) for site, round_ in json.loads(path.read_bytes()).items()} if path.is_file() else {}
 
 
 def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:
@@ -184,9 +191,7 @@ def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]
 def _beginning(config: Config) -> Server:
     """Nothing but background, and the network as it is before any training."""
     space = LabelSpace(((),))
-    model = build(config.model, space.sizes, address(config.seed, "model"))
-    config.method.wire(model)
-    return Server(space, model.weights(), before=(None,))
+    return Server(space, network(config, space).weights(), before=(None,))
 
 
 def _calls(
@@ -230,21 +235,17 @@ class Attendant:
         device = pick_device(spec.device)
         self.holdings = Holdings(spec, config.augment, device, watcher)
 
-        def network(weights: str) -> Any:
-            model = build(
-                replace(config.model, weights=weights), LabelSpace(((),)).sizes, address(config.seed, "model")
-            )
-            config.method.wire(model)
-            return place(model, device)
+        def make(weights: str) -> Any:
+            return place(network(config, LabelSpace(((),)), weights), device)
 
-        teacher = network("none") if config.method.needs_teacher else None
+        teacher = make("none") if config.method.needs_teacher else None
         try:
-            yardstick = network(spec.weights or config.model.weights)
+            yardstick = make(spec.weights or config.model.weights)
         except UserError as error:
             watcher.notice(f"new images are compared by an untrained network: {error}")
-            yardstick = network("none")
+            yardstick = make("none")
         readers = self.holdings.readers
-        self.trainer = Trainer(network("none"), teacher, readers[0], training, readers[1], yardstick)
+        self.trainer = Trainer(make("none"), teacher, readers[0], training, readers[1], yardstick)
         self.teachers: dict[str, Snapshot] = {}
         self.key = spec.key
         self.looked: tuple[int, Site] | None = None

@@ -1,12 +1,11 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
 import torch
 
 from fiss import transitions
@@ -14,7 +13,6 @@ from fiss.checkpoint import RunFolder, State
 from fiss.config import Config
 from fiss.data.background import evaluation_table
 from fiss.data.transforms import View
-from fiss.data.world import Presence
 from fiss.engines.inprocess import InProcess
 from fiss.errors import UserError
 from fiss.federation.loop import Announcement, Call, Engine, Round, Server, run
@@ -25,7 +23,7 @@ from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.origin import origin
 from fiss.setup import Setup, prepare, with_absolute_paths
-from fiss.training.evaluate import evaluate
+from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.fit import Trainer, autocast, set_training
 from fiss.watch import Watcher
 
@@ -286,14 +284,6 @@ def score_record(
         "to_background": dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
         "from_background": dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
     }
-
-
-def scored_images(view: View, classes: Sequence[str], label_space: LabelSpace, presence: Presence) -> list[int]:
-    """Every image, or in the published view those that show a class seen so far."""
-    if view == "full":
-        return list(range(len(presence)))
-    known = [i for i, name in enumerate(classes, 1) if name in label_space.names]
-    return [int(i) for i in np.nonzero(presence[:, known].any(1))[0]]
 
 
 def rescore(path: Path, views: tuple[View, ...], watcher: Watcher) -> Iterator[dict[str, Any]]:

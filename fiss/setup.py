@@ -33,6 +33,16 @@ def is_told(config: Config) -> bool:
     return config.joint or (config.monitor.name == "told" and config.world.synchronous)
 
 
+def network(config: Config, label_space: LabelSpace, weights: str | None = None) -> Segmenter:
+    """As the method wants it, what is random addressed by the seed; `weights` instead of the model's own."""
+    spec = config.model if weights is None else replace(config.model, weights=weights)
+    model = build(spec, label_space.sizes, address(config.seed, "model"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(address(config.seed, "wire"))
+        config.method.wire(model)
+    return model
+
+
 def private(name: str, key: str) -> str:
     """A class name as it travels where names are private: sites that share the key agree on it, others cannot read
     it."""
@@ -144,12 +154,7 @@ class Setup:
 
     def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
         """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
-        spec = self.config.model if fresh else replace(self.config.model, weights="none")
-        model = build(spec, label_space.sizes, address(self.config.seed, "model"))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(address(self.config.seed, "wire"))
-            self.config.method.wire(model)
-        return place(model, self.device)
+        return place(network(self.config, label_space, None if fresh else "none"), self.device)
 
     @cached_property
     def data_digest(self) -> str:

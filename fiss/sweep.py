@@ -169,7 +169,8 @@ def check(jobs: Sequence[Job]) -> None:
 
 def _plain(config: Config) -> dict[str, object]:
     """Settings that decide the result by more than rounding; paths may be written in two ways."""
-    values = {key: value for key, value in flat(to_dict(config)).items() if key not in ("base", *COMPUTED)}
+    values = {key: value for key, value in flat(to_dict(config)).items() if key not in COMPUTED}
+    values["base"] = bool(values["base"])
     for key in ("data.root", "model.weights"):
         text = values[key]
         if key == "data.root" or text.endswith(".safetensors"):

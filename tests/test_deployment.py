@@ -13,7 +13,7 @@ import torch
 from federated import DATA, TASKS, Local, attendant, config, final, stage
 from PIL import Image
 
-from fiss import kits, supervisor
+from fiss import deployment, kits, supervisor
 from fiss.checkpoint import RunFolder
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
@@ -25,6 +25,7 @@ from fiss.federation.messages import Order, Probe, Reply, Sighting, Snapshot
 from fiss.holdings import TEMPLATE, Holdings, read_site, write_site
 from fiss.labels import LabelSpace
 from fiss.listings import federation_table
+from fiss.methods import find
 from fiss.methods.monitors import MonitorSpec
 from fiss.setup import private
 from fiss.watch import Watcher
@@ -83,9 +84,10 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
 
 
 def test_the_server_may_have_images_of_its_own(tmp_path):
-    stage(tmp_path, 0, ("a", "own"))
-    (tmp_path / "own" / "train.txt").write_text("scan006\n")
-    (tmp_path / "own" / "val.txt").write_text("scan007\nscan008\nscan009\n")
+    stage(tmp_path, 0, ("a",))
+    shutil.copytree(tmp_path / "a", tmp_path / "own")
+    (tmp_path / "own" / "train.txt").write_text("scan000\n")
+    (tmp_path / "own" / "val.txt").write_text("scan001\nscan002\nscan003\n")
     plain = config()
     settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
     run = open_run(settings, tmp_path / "run")
@@ -93,12 +95,20 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     scores = run.records("scores.jsonl")
     assert [record["round"] for record in scores] == [0, 1]
     assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
-    assert 0 < scores[-1]["iou"]["background"] <= 100
+    assert 0 < sum(value or 0 for value in scores[-1]["iou"].values())
     known = {"folder": "f", "sites": ["a"], "there": None, "server": "s", "port": 1, "stopping": False}
     table = federation_table({**known, **supervisor.progress(run), "scores": scores[-1:]})
     assert "mIoU after round 2" in list(table.columns[0].cells)
-    (tmp_path / "own" / "masks" / "scan008.png").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="scan008"):
+    (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
+    judge, server, said = Judge(settings, Watcher()), run.restore().server, []
+    assert {"round": 1, **judge(server)} == scores[-1]
+    judge.watcher = SimpleNamespace(notice=said.append)
+    assert judge(replace(server, label_space=LabelSpace((("hidden", *server.label_space.names),)))) is None
+    assert "no class 'hidden'" in said[0]
+    with pytest.raises(UserError, match=r"federation.toml was changed .*training.epochs"):
+        open_run(replace(settings, training=replace(settings.training, epochs=2)), tmp_path / "run")
+    (tmp_path / "own" / "masks" / "scan002.png").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="scan002"):
         Judge(settings, Watcher())
 
 
@@ -340,6 +350,40 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
     assert records[2]["missing"] == {"a": "lost"}
     assert json.loads(desk.path.read_bytes())["now"]["teacher"] == "before-0003"
     assert run.restore().server.taught[0].name == "before-0003"
+
+
+def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
+    """The disk is full when a round is to count; it is played again without the site, which comes back later."""
+    settings = config()
+    stage(tmp_path, 0, ("a", "b"))
+    desks = {i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
+
+    class Told(Local):
+        def probe(self, probes):
+            for probe in probes:
+                packed = wire.from_probe(probe, heard=self.heard.get(probe.client, -1))
+                yield wire.to_sighting(self.attendants[probe.client](packed))[0]
+
+    run, names = open_run(settings, tmp_path / "run"), {0: "a", 1: "b"}
+    lead(run, Told(desks), names, 2, Watcher())
+    stage(tmp_path, 1, ("a",))
+    commit = RunFolder.commit
+    monkeypatch.setattr(RunFolder, "commit", lambda *words: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        lead(run, Told(desks), names, 3, Watcher())
+    monkeypatch.setattr(RunFolder, "commit", commit)
+    lead(run, Told(desks), {1: "b"}, 3, Watcher())
+    lead(run, Told(desks), names, 4, Watcher())
+    records = run.records("rounds.jsonl")
+    assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
+    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
+    assert run.restore().server.taught[0].name == "before-0003"
+
+
+def test_rcils_first_model_is_the_same_again():
+    settings = replace(config(), method=find("rcil"))
+    first, again = (deployment._beginning(settings).weights for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 def test_a_round_in_which_nobody_is_there_is_none(tmp_path):

@@ -238,6 +238,8 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
     invoke(*words)  # all done: nothing is touched
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.safetensors")}
+    with pytest.raises(UserError, match=r"rcil-seed1 holds a run with other settings \(base\)"):  # it has its own
+        invoke(*words, "--share")
     with pytest.raises(UserError, match=r"other settings \(training\.batch\)"):
         invoke(*words, "--set", "training.batch=3")
 

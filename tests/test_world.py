@@ -10,9 +10,9 @@ from fiss.data import voc
 from fiss.data.background import evaluation_table, training_table
 from fiss.data.world import TaskSpec, WorldSpec, joint_plan, make_plan, task_pool
 from fiss.errors import UserError
-from fiss.experiment import scored_images
 from fiss.labels import TaskStream
 from fiss.presets import find
+from fiss.training.evaluate import scored_images
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_draws.json").read_text())
 SETTINGS = list(PUBLISHED)

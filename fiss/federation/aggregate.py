@@ -122,7 +122,7 @@ def _moderate(sent: Weights, replies: list[Reply], largest: float, refused: dict
 def _length(sent: Weights, got: Weights) -> float:
     """Of the update as one long vector."""
     squares = [
-        (got[name].double() - tensor.double()).square().sum()
+        (got[name].double() - tensor.to(got[name].device).double()).square().sum()  # one restored is in memory
         for name, tensor in sent.items()
         if tensor.is_floating_point()
     ]

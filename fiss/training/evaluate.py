@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fiss.data.background import Table
 from fiss.data.transforms import View, normalise
+from fiss.data.world import Presence
 from fiss.errors import UserError
+from fiss.labels import LabelSpace
 from fiss.metrics import confusion
 from fiss.models.segmenter import Segmenter, pad
 from fiss.training.batches import Reader
@@ -40,6 +42,14 @@ class EvaluationSpec:
         for field in ("size", "batch"):
             if getattr(self, field) < 1:
                 raise UserError(f"evaluation.{field} = {getattr(self, field)}: must be 1 or more.")
+
+
+def scored_images(view: View, classes: Sequence[str], label_space: LabelSpace, presence: Presence) -> list[int]:
+    """Every image, or in the published view those that show a class seen so far."""
+    if view == "full":
+        return list(range(len(presence)))
+    known = [i for i, name in enumerate(classes, 1) if name in label_space.names]
+    return [int(i) for i in np.nonzero(presence[:, known].any(1))[0]]
 
 
 @torch.inference_mode()

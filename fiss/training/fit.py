@@ -46,7 +46,7 @@ class TrainingSpec:
     """Drop the incomplete batch of an epoch."""
     batch_statistics: Literal["averaged", "kept_out"] = "averaged"
     """averaged: clients update BatchNorm's running statistics and the server averages them; kept_out: they never
-    change or travel back, and clients normalise with those they were given."""
+    change, and clients normalise with those they were given."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 autocast on a GPU that has it, float32 elsewhere."""
     compile: bool = False
