@@ -181,3 +181,14 @@ def test_a_record_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
         model(images)
     open_, frozen = recorded[1], recorded[0]
     assert open_ > frozen > 0
+
+
+@on_gpu
+def test_updates_are_compared_with_a_model_that_was_restored():
+    """What is read from a disk lies in the memory, and replies on the GPU."""
+    from fiss.federation.aggregate import aggregate
+    from fiss.federation.messages import Reply
+
+    sent = {"w": torch.zeros(2)}
+    replies = [Reply(i, 1, {"w": torch.full((2,), x, device="cuda")}, 1, 1) for i, x in enumerate((1.0, 1.1, 50.0))]
+    assert list(aggregate(sent, replies, "uniform", range(3), largest=10).refused) == [2]
