@@ -65,7 +65,9 @@ class RunFolder:
                 f"{path} is there already and is not written over: `fiss resume {path}` goes on with it, "
                 "--out names another."
             )
-        part = path.with_name(path.name + ".part")  # made beside its place: a folder is whole or not there
+        part = path.with_name(
+            f"{path.name}.{os.getpid()}.part"
+        )  # made beside its place: a folder is whole or not there
         try:
             if part.exists():
                 shutil.rmtree(part)
@@ -77,10 +79,15 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """An existing run folder."""
+    def open(cls, path: Path, deployed: bool = False) -> "RunFolder":
+        """An existing run folder; that of a real federation only for those who ask for one."""
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml.")
+        if (path / "sites.json").is_file() and not deployed:
+            raise UserError(
+                f"{path} is the run of a real federation, and this is for simulations: `fiss federation status` says "
+                "where it stands, and `fiss predict` uses its model."
+            )
         return cls(path)
 
     def config(self) -> Config:

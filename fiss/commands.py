@@ -1,6 +1,7 @@
 """The commands of a real federation: `fiss federation ...`."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -75,6 +76,8 @@ def run_(
     from fiss.display import Display
     from fiss.supervisor import supervise
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
+        signal.signal(number, signal.default_int_handler)
     with Display(Console()) as display:
         try:
             run = supervise(folder, rounds, sites, display)

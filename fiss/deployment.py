@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from fiss.checkpoint import RunFolder, State, write_atomically
-from fiss.config import Config, flat, to_dict
+from fiss.config import Config, flat, to_dict, to_toml
 from fiss.data.background import evaluation_table
 from fiss.data.folder import load
 from fiss.data.index import build as build_index
@@ -83,7 +83,9 @@ def open_run(config: Config, out: Path) -> RunFolder:
     check(config)
     if not (out / "config.toml").is_file():
         return RunFolder.create(out, config)
-    run = RunFolder.open(out)
+    run = RunFolder.open(out, deployed=True)
+    if not (out / "state.json").is_file():  # no round is finished: as it is now
+        write_atomically(out / "config.toml", to_toml(config).encode())
     began, now = flat(to_dict(run.config())), flat(to_dict(config))
     if changed := [key for key in now if now[key] != began.get(key)]:
         raise UserError(

@@ -144,7 +144,7 @@ def serve(carrier: Any, out: str, until: int) -> None:
     from fiss.deployment import lead, numbers
     from fiss.engines.flare import Deployed
 
-    folder = RunFolder.open(Path(out))
+    folder = RunFolder.open(Path(out), deployed=True)
     names = numbers(folder, carrier.sites)
     lead(folder, Deployed(carrier, names, folder.config().federation), names, until, Said())
 

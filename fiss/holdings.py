@@ -23,6 +23,7 @@ from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError, unknown
 from fiss.labels import IGNORE
 from fiss.training.batches import Reader
+from fiss.training.fit import pick_device
 from fiss.watch import Watcher
 
 
@@ -65,6 +66,9 @@ def read_site(path: Path) -> SiteSpec:
         raise UserError(f"{path}: data is missing: the folder with images/, masks/ and classes.txt.")
     if not all(isinstance(name, str) for name in text.get("names", {}).values()):
         raise UserError(f"{path}: [names] maps a class name of this site to one of the federation.")
+    for name in text.get("names", {}).values():
+        if name.strip().lower() in ("", "background"):
+            raise UserError(f"{path}: [names] calls a class {name!r}; the background and nothing are no classes.")
     spec = SiteSpec(**text)
     if spec.batch < 0 or spec.batch == 1:
         raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
@@ -110,9 +114,11 @@ def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
         if not (root / needed).exists():
             raise UserError(f"--data {data}: {root / needed} is not there.")
     _check_keys(path, _parsed(path))
+    pick_device(device)
     for key, value in (("data", str(root)), ("device", device), ("batch", batch)):
         line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        text, found = re.subn(rf'(?m)^{key} = ("(\\.|[^"\\\n])*"|\S+)', line.replace("\\", r"\\"), text, count=1)
+        value_there = rf"""(?m)^{key} = ("(\\.|[^"\\\n])*"|'[^'\n]*'|\S+)"""
+        text, found = re.subn(value_there, line.replace("\\", r"\\"), text, count=1)
         if not found:
             raise UserError(f"{path}: it has no line `{key} = ...` to change; write it by hand.")
     part = path.with_name("site.toml.part")

@@ -22,6 +22,7 @@ from fiss.config import Config, read_toml, to_toml
 from fiss.deployment import check
 from fiss.errors import UserError
 from fiss.holdings import TEMPLATE
+from fiss.setup import with_absolute_paths
 
 ADMIN = "admin@fiss.org"
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
@@ -31,6 +32,9 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
     """A new federation; gives the kits."""
     _needs_flare()
     check(config)
+    config = with_absolute_paths(config)  # the server works in a folder of its own
+    if config.data.root and not Path(config.data.root).is_dir():
+        raise UserError(f"data.root = {config.data.root}: there is no such folder for the server to score on.")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is there already: `fiss federation add` adds a site to it.")
     _check_names([server, *sites])

@@ -69,7 +69,10 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
-    figure.savefig(out)
+    try:
+        figure.savefig(out)
+    except ValueError as error:
+        raise UserError(f"--out {out}: {error}.") from error
 
 
 def _chosen(setup: Setup) -> list[int]:

@@ -108,14 +108,25 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, watcher: Watc
     stems = [path.stem for path in images]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
         raise UserError(f"Two images are called {twice[0]}; their masks would be one file.")
+    for name in ("masks", "classes.txt"):
+        if (out / name).exists():  # it may be what people have drawn
+            raise UserError(f"{out / name} is there already and is not written over: --out names another folder.")
     colours = colours_of(len(predictor.names) + 1)
-    for folder in ("masks", "overlays"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    (out / "classes.txt").write_text("\n".join(predictor.names) + "\n", encoding="utf-8")
-    records = []
+    records: list[dict[str, Any]] = []
+    problems: list[UserError] = []
     watcher.start("segmenting", len(images))
     for path in images:
-        image = read_image(path)
+        watcher.advance()
+        try:
+            image = read_image(path)
+        except UserError as error:
+            watcher.notice(f"left out: {error}")
+            problems.append(error)
+            continue
+        if not records:
+            for folder in ("masks", "overlays"):
+                (out / folder).mkdir(parents=True, exist_ok=True)
+            (out / "classes.txt").write_text("\n".join(predictor.names) + "\n", encoding="utf-8")
         labels = segment(predictor, image)
         mask = Image.fromarray(labels, "P")
         mask.putpalette(colours.tobytes())
@@ -124,8 +135,9 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, watcher: Watc
         shares = {name: float(counts[i]) for i, name in enumerate(("background", *predictor.names)) if counts[i]}
         overlay(image, labels, predictor.names, colours).save(out / "overlays" / f"{path.stem}.png")
         records.append({"image": str(path), "shares": shares})
-        watcher.advance()
     watcher.finish()
+    if not records:
+        raise problems[0]
     return records
 
 

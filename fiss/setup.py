@@ -19,6 +19,7 @@ from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.data.world import Holding, Plan, joint_plan, make_plan
+from fiss.errors import UserError
 from fiss.federation.client import Site
 from fiss.labels import LabelSpace, TaskStream
 from fiss.models.segmenter import Segmenter, build, check_spec
@@ -92,6 +93,10 @@ class Setup:
     def readable(self, label_space: LabelSpace) -> LabelSpace:
         """A label space with the classes' own names."""
         own = dict(zip(self.names, self.dataset.classes, strict=True))
+        if lost := [name for name in label_space.names if name not in own]:
+            raise UserError(
+                f"The data set has no class {lost[0]!r}, which the model knows: restore its classes' names."
+            )
         return LabelSpace(tuple(tuple(own[name] for name in group) for group in label_space.groups))
 
     def site(self, round_: int, client: int) -> Site:

@@ -89,7 +89,7 @@ def stop(folder: Path) -> None:
             running = False
     except UserError:
         running = True
-    if not running:
+    if not running and not (folder / "run" / JOB).is_file():  # a job may outlive who began it
         raise UserError(f"{folder}: no `fiss federation run` is at work in it, so there is nothing to stop.")
     write_atomically(folder / "run" / STOP, b"")
 

@@ -80,8 +80,10 @@ def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path, 
 
 def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: bool) -> Job:
     joint = name == "joint"
-    own = joint or name == methods.name_of(preset.method)  # a config file may have its own fields for one method
-    method = preset.method if own else _method(preset.name, name)
+    plain, _, part = name.partition("-without-")
+    own = joint or plain == methods.name_of(preset.method)  # a config file may have its own fields for one method
+    method = preset.method if own else method_for(preset.name, plain)
+    method = methods.ablate(method, part) if part else method
     told = is_told(replace(preset, joint=joint))
     alone = joint or name == BASE or not told or not (share or _first_task_is_plain(method))
     label = name.replace(":", ".").lower()
@@ -94,12 +96,6 @@ def _first_task_is_plain(method: Method) -> bool:
     verbs = ("wire", "arm", "first_losses")
     same = all(getattr(type(method), verb) is getattr(Method, verb) for verb in verbs)
     return same and method.mean_over == methods.find(BASE).mean_over
-
-
-def _method(preset: str, name: str) -> Method:
-    plain, _, part = name.partition("-without-")
-    method = method_for(preset, plain)
-    return methods.ablate(method, part) if part else method
 
 
 @dataclass

@@ -109,6 +109,7 @@ def test_bad_files(tmp_path):
         ("[method]\nname = 'fintune'", "Did you mean 'finetune'"),
         ("[method]\nname = 'finetune'\nlambda = 3", "Unknown key 'method.lambda'"),
         ("[method]\nname = 'nowhere:Method'", "cannot be imported"),
+        ("[method]\nname = '../x:Method'", "cannot be imported"),
         ("[method]\nname = 'fiss.config:Config'", "not a subclass"),
         ("joint = true\nbase = 'x'", "exclude each other"),
         ("data = 3", "expected a section of keys"),

@@ -190,6 +190,8 @@ def test_what_makes_no_federation_is_refused(tmp_path):
         kits.init(tmp_path / "f", config(), "localhost", ["a", "a"], 9000)
     with pytest.raises(UserError, match="letters, digits"):
         kits.init(tmp_path / "f", config(), "localhost", ["a b"], 9000)
+    with pytest.raises(UserError, match="no such folder for the server"):
+        kits.init(tmp_path / "f", replace(config(), data=DataSpec("folder", root="nowhere")), "localhost", ["a"], 9000)
     with pytest.raises(UserError, match="not a federation"):
         kits.read_project(tmp_path)
     assert not (tmp_path / "f").exists()
@@ -380,6 +382,25 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     assert run.restore().server.taught[0].name == "before-0003"
 
 
+def test_a_config_may_be_put_right_before_the_first_round(tmp_path):
+    settings = config()
+    open_run(settings, tmp_path / "run")
+    deployment.numbers(RunFolder(tmp_path / "run"), ["a"])
+    other = replace(settings, seed=9)
+    assert open_run(other, tmp_path / "run").config() == other
+    with pytest.raises(UserError, match="run of a real federation"):  # by `fiss resume`, `fiss report`, ...
+        RunFolder.open(tmp_path / "run")
+
+
+def test_what_a_site_calls_background_is_no_class(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    site = tmp_path / "site.toml"
+    for name in ("background", ""):
+        site.write_text(f'data = "{tmp_path / "a"}"\n[names]\n"{DATA.classes[0]}" = "{name}"\n')
+        with pytest.raises(UserError, match="no classes"):
+            read_site(site)
+
+
 def test_rcils_first_model_is_the_same_again():
     settings = replace(config(), method=find("rcil"))
     first, again = (deployment._beginning(settings).weights for _ in range(2))
@@ -431,6 +452,9 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     (kit / "site.toml").write_text(TEMPLATE)
     with pytest.raises(UserError, match="--data"):
         write_site(kit, tmp_path / "nowhere", "cpu", 4)
+    with pytest.raises(UserError, match="device = gpuu"):
+        write_site(kit, tmp_path / "my data", "gpuu", 4)
+    (kit / "site.toml").write_text(TEMPLATE.replace('"DATA"', "'/some where/else'"))
     for _ in range(2):
         spec = write_site(kit, tmp_path / "my data", "cpu", 4)
         assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)

@@ -318,8 +318,12 @@ def test_one_interrupt_ends_a_run_that_waits(tmp_path):
     kits.init(here.folder, config(), "localhost", ["a"], free_port())
     with pytest.raises(UserError, match="nothing to stop"):
         supervisor.stop(here.folder)
+    (here.folder / "run").mkdir()
+    (here.folder / "run" / "job.json").touch()  # of a job whose supervisor is gone
+    supervisor.stop(here.folder)
+    shutil.rmtree(here.folder / "run")
     running = here.run(3, 1)
     here.until(lambda: "waiting for the server" in (tmp_path / "run.log").read_text(), 60)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(signal.SIGHUP)  # as Ctrl-C
     assert running.wait(30) == 130
     assert "--rounds 3 --sites 1` goes on" in (tmp_path / "run.log").read_text().replace("\n", "")

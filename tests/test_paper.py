@@ -283,6 +283,8 @@ def test_what_a_sweep_refuses_and_keeps(tmp_path):
     own = replace(shapes, method=replace(methods.find("fbl"), relation_weight=9.0))
     jobs = {job.name: job for job in sweep.plan(own, ["fbl", "mib", "rcil", "joint"], [1], tmp_path)}
     assert jobs["fbl"].config.method.relation_weight == 9.0
+    (_, without) = sweep.plan(own, ["fbl-without-pod"], [1], tmp_path)
+    assert without.config.method == methods.ablate(own.method, "pod")  # of the file's method, not of another
     assert jobs["mib"].base == jobs["finetune"].folder
     assert jobs["rcil"].base is jobs["joint"].base is None
     assert [job.name for job in sweep.plan(own, ["rcil"], [1], tmp_path)] == ["rcil"]  # nobody needs a base

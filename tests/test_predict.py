@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,6 +111,28 @@ def test_what_cannot_be_segmented(run, tmp_path, images, why):
         save(tmp_path / name, picture())
     with pytest.raises(UserError, match=why):
         predict.write(predict.load(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Watcher())
+
+
+def test_masks_that_are_there_are_not_written_over(run, tmp_path):
+    image = save(tmp_path / "images" / "one.png", picture())
+    drawn = save(tmp_path / "masks" / "one.png", picture()).read_bytes()
+    predictor = predict.load(run, "cpu")
+    with pytest.raises(UserError, match="masks is there already"):
+        predict.write(predictor, [image], tmp_path, Watcher())
+    assert (tmp_path / "masks" / "one.png").read_bytes() == drawn
+    assert not (tmp_path / "classes.txt").exists()
+
+
+def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run, tmp_path):
+    images = [save(tmp_path / f"{name}.png", picture()) for name in "abc"]
+    images[1].write_bytes(b"no image")
+    watcher = Watcher()
+    said = []
+    watcher.notice = said.append
+    records = predict.write(predict.load(run, "cpu"), images, tmp_path / "out", watcher)
+    assert [Path(record["image"]).stem for record in records] == ["a", "c"]
+    assert len(said) == 1
+    assert "b.png" in said[0]
 
 
 def test_a_folder_without_a_model(tmp_path):

@@ -45,14 +45,17 @@ def find(name: str) -> Method:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a file in this folder is found
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         where = "this folder and PYTHONPATH were searched"
         raise UserError(f"Method '{name}' cannot be imported: {error} ({where}).") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"Method '{name}' is not a subclass of fiss.methods.base.Method.")
     if inspect.isabstract(found) or not hasattr(found, "name"):
         raise UserError(f"Method '{name}' is not complete: it needs a class variable `name` and a method `losses`.")
-    return found()
+    try:
+        return found()
+    except TypeError as error:
+        raise UserError(f"Method '{name}': every field needs a default ({error}).") from error
 
 
 def ablate(method: Method, part: str) -> Method:

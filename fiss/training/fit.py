@@ -95,11 +95,11 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise UserError(f"training.device = {name}: use auto, cpu, cuda or cuda:N.")
+        raise UserError(f"device = {name}: use auto, cpu, cuda or cuda:N.")
     if kind == "cpu":
         return torch.device("cpu")
     if int(number or 0) >= torch.cuda.device_count():
-        raise UserError(f"training.device = {name}: this machine has {torch.cuda.device_count()} CUDA device(s).")
+        raise UserError(f"device = {name}: this machine has {torch.cuda.device_count()} CUDA device(s).")
     return torch.device("cuda", int(number or 0))
 
 
