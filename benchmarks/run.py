@@ -63,7 +63,7 @@ def main() -> None:
             start, out = config(given), Path(folder) / name
             start = replace(
                 start,
-                method=method_for(start.name, name),
+                method=method_for(start.data.name, name),
                 training=replace(start.training, compile=given.compile),
                 base=str(base) if name != "finetune" and given.data else "",
             )

@@ -65,7 +65,10 @@ def grid(
         return "".join(grid(rows, some, cells, title, limits, colours) for some, cells in parts)
 
     cells = np.array([[np.nan if v is None else v for v in row] for row in values], float)
-    drawn = figure(max(6.0, 0.52 * len(columns) + 2.2), 0.42 * len(rows) + 1.5)
+    left, below = (max(map(len, names), default=0) for names in (rows, columns))  # letters
+    drawn = figure(
+        max(6.0, 0.52 * len(columns) + max(2.2, 1.2 + 0.09 * left)), 0.42 * len(rows) + max(1.5, 0.8 + 0.08 * below)
+    )
     axes = drawn.subplots()
     axes.set_facecolor("#dddddd")
     axes.imshow(cells, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")

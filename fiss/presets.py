@@ -145,7 +145,7 @@ def find(name: str) -> Config:
 
 ADE20K_POD = {"pod_features": 0.001, "pod_logits": 0.00001}
 COEFFICIENTS: dict[str, dict[str, dict[str, float]]] = {
-    "ade-100-10": {
+    "ade20k": {
         "mib": {"distillation": 1.0},
         "plop": ADE20K_POD,
         "plop-reference": ADE20K_POD,
@@ -155,12 +155,12 @@ COEFFICIENTS: dict[str, dict[str, dict[str, float]]] = {
         "fbl-reference": {**ADE20K_POD, "proportion_step": 0.05},
     }
 }
-"""What the published runs set differently for a preset, by method."""
+"""What the published runs set differently for a data set, by method."""
 
 
-def method_for(preset: str, name: str) -> Method:
-    """The method of that name with the coefficients of the published runs of that preset."""
-    changes: dict[str, Any] = dict(COEFFICIENTS.get(preset.removesuffix("-small"), {}).get(name, {}))
+def method_for(data: str, name: str) -> Method:
+    """The method of that name with the coefficients of the published runs on that data set."""
+    changes: dict[str, Any] = dict(COEFFICIENTS.get(data, {}).get(name, {}))
     return replace(methods.find(name), **changes)
 
 
@@ -170,7 +170,7 @@ def exact_label(config: Config) -> str | None:
     if config.joint:
         return "joint"
     for name in methods.METHODS:
-        value = method_for(config.name, name)
+        value = method_for(config.data.name, name)
         if value == config.method:
             return name
         for part in value.ablations:
@@ -197,7 +197,7 @@ def choose(
     """A preset or a config file, changed as the command line asks."""
     config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
     if method:
-        config = replace(config, method=method_for(config.name, method))
+        config = replace(config, method=method_for(config.data.name, method))
     for part in ablate:
         config = replace(config, method=methods.ablate(config.method, part))
     if monitor:

@@ -82,7 +82,7 @@ def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: boo
     joint = name == "joint"
     plain, _, part = name.partition("-without-")
     own = joint or plain == methods.name_of(preset.method)  # a config file may have its own fields for one method
-    method = preset.method if own else method_for(preset.name, plain)
+    method = preset.method if own else method_for(preset.data.name, plain)
     method = methods.ablate(method, part) if part else method
     told = is_told(replace(preset, joint=joint))
     alone = joint or name == BASE or not told or not (share or _first_task_is_plain(method))

@@ -145,15 +145,15 @@ def test_coefficients_of_ade20k_belong_to_its_preset():
     from fiss.presets import method_for
 
     for name in ("fbl", "fbl-reference", "plop"):
-        assert (method_for("ade-100-10", name).pod_features, method_for("ade-100-10", name).pod_logits) == (
+        assert (method_for("ade20k", name).pod_features, method_for("ade20k", name).pod_logits) == (
             0.001,
             0.00001,
         )
-        assert method_for("voc-4-4", name).pod_features == 0.01
-    assert method_for("ade-100-10", "fbl").proportion_step == 0.05
-    assert method_for("ade-100-10", "mib").distillation == 1
-    assert method_for("ade-100-10", "rcil").distillation == 5
-    assert method_for("ade-100-10", "lwf") == method_for("voc-4-4", "lwf")
+        assert method_for("voc", name).pod_features == 0.01
+    assert method_for("ade20k", "fbl").proportion_step == 0.05
+    assert method_for("ade20k", "mib").distillation == 1
+    assert method_for("ade20k", "rcil").distillation == 5
+    assert method_for("ade20k", "lwf") == method_for("voc", "lwf")
 
 
 def test_the_default_config_is_complete():

@@ -39,14 +39,14 @@ def nearest(config: Config) -> str:
     now = asdict(config.method)
 
     def others(name: str) -> int:
-        return sum(now[key] != value for key, value in asdict(method_for(config.name, name)).items())
+        return sum(now[key] != value for key, value in asdict(method_for(config.data.name, name)).items())
 
     return min(names, key=others)
 
 
 def changed(config: Config) -> dict[str, object]:
     """Keys that differ from the preset of the same name with the method as it stands there."""
-    own = config.method if exact_label(config) else method_for(config.name, nearest(config))
+    own = config.method if exact_label(config) else method_for(config.data.name, nearest(config))
     preset, now = flat(to_dict(replace(find(config.name), method=own))), flat(to_dict(config))
     return {key: now[key] for key in now if key not in (*FREE, "joint") and now[key] != preset[key]}
 
