@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -50,6 +51,8 @@ def load(path: Path, device: str = "auto", classes: Path | None = None) -> Predi
     names = snapshot.label_space.names
     if config.federation.private_names:
         names = _readable(names, config.federation.private_names, classes)
+    elif classes is not None:
+        raise UserError("--classes is for runs with federation.private_names, and this one has none.")
     return Predictor(place(model, pick_device(device)).eval(), names, config.evaluation.size)
 
 
@@ -152,7 +155,7 @@ def overlay(
     painted[edge] = 255
     there = [int(i) for i in np.unique(labels) if i]
     line = max(14, min(image.shape[:2]) // 20)
-    font = ImageFont.load_default(line * 0.8)
+    font = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), line * 0.8)
     page = Image.new("RGB", (image.shape[1], image.shape[0] + line * max(1, len(there))), "white")
     page.paste(Image.fromarray(painted.round().astype(np.uint8)))
     pen = ImageDraw.Draw(page)
