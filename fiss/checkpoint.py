@@ -65,9 +65,7 @@ class RunFolder:
                 f"{path} is there already and is not written over: `fiss resume {path}` goes on with it, "
                 "--out names another."
             )
-        part = path.with_name(
-            f"{path.name}.{os.getpid()}.part"
-        )  # made beside its place: a folder is whole or not there
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")  # made beside its place: it is whole or not there
         try:
             if part.exists():
                 shutil.rmtree(part)

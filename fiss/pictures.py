@@ -37,6 +37,9 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     tasks."""
     from matplotlib.figure import Figure
 
+    kinds = Figure().canvas.get_supported_filetypes()
+    if out.suffix and out.suffix[1:].lower() not in kinds:
+        raise UserError(f"--out {out}: no picture ends so; known are {', '.join(sorted(kinds))}.")
     folders = [RunFolder.open(path) for path in paths]
     setups = [prepare(folder.config(), watcher) for folder in folders]
     if len({setup.data_digest for setup in setups}) > 1:
@@ -69,10 +72,7 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
-    try:
-        figure.savefig(out)
-    except ValueError as error:
-        raise UserError(f"--out {out}: {error}.") from error
+    figure.savefig(out)
 
 
 def _chosen(setup: Setup) -> list[int]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from fiss.data.dataset import read_image, read_lines
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.experiment import load_checked
-from fiss.models.segmenter import Segmenter, build, pad
+from fiss.models.segmenter import Segmenter, pad
 from fiss.pictures import colours_of
-from fiss.setup import private
+from fiss.setup import network, private
 from fiss.training.fit import pick_device, place
 from fiss.watch import Watcher
 
@@ -45,8 +45,7 @@ def load(path: Path, device: str = "auto", classes: Path | None = None) -> Predi
     the classes where they travel as hashes."""
     config, file = _found(path)
     snapshot = read_model(file)
-    model = build(replace(config.model, weights="none"), snapshot.label_space.sizes, 0)
-    config.method.wire(model)
+    model = network(config, snapshot.label_space, "none")
     load_checked(model, snapshot, file)
     names = snapshot.label_space.names
     if config.federation.private_names:

@@ -132,6 +132,7 @@ def test_data_check(tmp_path, capsys):
         (["run", "absent.toml"], "unreadable"),
         (["resume", "/absent"], "not a run folder"),
         (["eval", "/absent"], "not a run folder"),
+        (["picture", "/absent", "--out", "x.txt"], "no picture ends so"),
         (["eval", "/absent", "--view", "ful"], "Did you mean 'full'?"),
         (["data", "check", "/absent"], "no such folder"),
         (["presets", "voc"], "Unknown preset"),

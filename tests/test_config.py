@@ -141,7 +141,7 @@ def test_the_published_numbers():
     assert (ade.world.class_ratio, ade.world.sample_ratio, ade.training.epochs) == (0.7, 1.0, 12)
 
 
-def test_coefficients_of_ade20k_belong_to_its_preset():
+def test_coefficients_of_ade20k_belong_to_the_data_set():
     from fiss.presets import method_for
 
     for name in ("fbl", "fbl-reference", "plop"):

@@ -34,7 +34,7 @@ def unbiased_cross_entropy(
     own_BHW = log_p_BCHW.gather(1, labels.clamp(max=log_p_BCHW.shape[1] - 1)[:, None])[:, 0]
     meant = log_p_BCHW[:, : max(old, 1)]
     if without:
-        meant = meant[:, [k for k in range(meant.shape[1]) if k not in without]]
+        meant = torch.cat([meant[:, k : k + 1] for k in range(meant.shape[1]) if k not in without], 1)
     chosen = torch.where(labels == BACKGROUND, meant.logsumexp(1), own_BHW)
     return pixel_mean(torch.where(labels == IGNORE, torch.zeros_like(chosen), -chosen), labels, over)
 
