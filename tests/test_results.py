@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fiss import paper, tables
+from fiss.data import voc
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 sys.path.insert(0, str(RESULTS))
 import collect  # noqa: E402
+import folders  # noqa: E402
 import heldout  # noqa: E402
 
 NAMES = (  # longest first
@@ -96,27 +100,70 @@ def number(cell):
     return float(re.sub(r"[*]", "", cell))
 
 
+def by_seed(cells, mean, recorded_score):
+    """How many of a row's cells are recorded scores; its mean is there if all are."""
+    seen = {seed: number(cell) for seed, cell in zip((2023, 2024, 2025), cells, strict=True) if cell != "not run"}
+    assert list(seen.values()) == pytest.approx([recorded_score(seed) for seed in seen], abs=0.051)
+    assert (mean != "") == (len(seen) == 3)
+    assert not mean or number(mean) == pytest.approx(sum(seen.values()) / 3, abs=0.06)
+    return len(seen)
+
+
 def test_the_seeds_are_recorded_runs(page, recorded):
-    seen = 0
-    for name, *cells, mean in table(page, "### Three seeds")[1:]:
-        for seed, cell in zip((2023, 2024, 2025), cells, strict=True):
-            runs = [r for r in recorded if r["preset"] == "voc-15-1-small" and r["seed"] == seed]
-            run = next(r for r in runs if r["method"] == method(name) and not r["changed"])
-            assert number(cell) == pytest.approx(run["miou"][-1], abs=0.051)
-            seen += 1
-        assert number(mean) == pytest.approx(sum(map(number, cells)) / 3, abs=0.06)
-    assert seen == 9
+    own = [run for run in recorded if run["preset"] == "voc-15-1-small" and not run["changed"]]
+    last = {(run["method"], run["seed"]): run["miou"][-1] for run in own}
+    rows = table(page, "### Three seeds")[1:]
+    seen = [by_seed(cells, mean, lambda s, n=name: last[method(n), s]) for name, *cells, mean in rows]
+    assert sorted(seen) == [1, 3, 3]
 
 
 def test_the_first_task_of_4_4_is_of_recorded_runs(page, recorded):
-    published = next(r for r in recorded if r["preset"] == "voc-4-4-small" and r["method"] == "finetune")
-    oracle = json.loads((RESULTS / "voc.json").read_text())["first tasks"][0]
-    assert oracle["monitor"] == "oracle"
+    alone = json.loads((RESULTS / "voc.json").read_text())["first tasks"]
+    monitored = json.loads((RESULTS / "monitors.json").read_text())["runs"]
+    finetune = next(r for r in recorded if r["preset"] == "voc-4-4-small" and r["method"] == "finetune")
+    everyone = [r for r in monitored if r["preset"] == "voc-4-4-small" and r["world"] == "synchronous"]
+    groups = (
+        [finetune, *(r for r in alone if r["monitor"] == "told")],
+        [r for r in alone if r["monitor"] == "oracle"],
+        [r for r in everyone if r["monitor"] == "oracle"],
+    )
     rows = table(page, "### The first task of 4-4")[1:]
-    assert len(rows) == 3
-    for row, run in zip(rows, (published, oracle), strict=False):  # the third is in monitors.md
-        scores = [run["miou"][0], round(run["iou"][0]["aeroplane"])]
-        assert [number(cell) for cell in row[2:]] == pytest.approx(scores, abs=0.051)
+    scores = [{run["seed"]: run["miou"][0] for run in group} for group in groups]
+    seen = [by_seed(cells, mean, of.get) for (_, _, *cells, mean), of in zip(rows, scores, strict=True)]
+    assert seen == [len(of) for of in scores] == [3, 1, 3]
+
+
+@pytest.mark.parametrize("setting", ["15-1", "4-4", "8-2"])
+def test_the_published_tables_hold_what_is_recorded(recorded, setting, tmp_path):
+    """Also that folders made of the record can be read: scores are kept to two places there, so that a cell may be
+    rounded otherwise."""
+    preset = f"voc-{setting}-small"
+    runs = [r for r in recorded if r["preset"] == preset and r["seed"] == 2023 and not r["changed"]]
+    made = paper.tables(preset, [folders.write(run, tmp_path) for run in runs], "published")
+    section = (RESULTS / "voc-tables.md").read_text().split(f"## {setting}\n")[1].split("\n## ")[0]
+    shown = [[c.strip() for c in line[1:-1].split("|")] for line in section.splitlines() if line[:1] == "|"]
+    wanted = [list(map(str.strip, row)) for one in made for row in (one.head, ("---",) * len(one.head), *one.rows)]
+    assert len(shown) == len(wanted) > 30
+    for ours, theirs in zip(shown, wanted, strict=True):
+        numbers = [[float(v) for cell in row for v in re.findall(r"-?\d+\.\d", cell)] for row in (ours, theirs)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=0.101)
+        words = [[re.sub(r"\d+\.\d", "", cell) for cell in row] for row in (ours, theirs)]
+        assert words[0] == words[1]
+
+
+def test_folders_of_the_record_compare_as_the_runs_did(recorded, tmp_path):
+    runs = [r for r in recorded if r["preset"] == "voc-4-4-small" and r["method"] in ("mib", "fbl", "joint")]
+    made = tables.compare([folders.write(run, tmp_path) for run in runs], "published")
+    assert [row[0] for row in made.rows] == ["mib", "fbl", "joint"]
+    for run, row in zip(runs[:2], made.rows, strict=False):
+        last, tasks = run["iou"][-1], voc.CLASSES
+        best = {name: max(iou[name] for iou in run["iou"][:-1] if name in iou) for name in tasks[:16]}
+        old, new, lost = (sum(v) / len(v) for v in (
+            [last["background"], *(last[name] for name in tasks[:16])],
+            [last[name] for name in tasks[16:]],
+            [best[name] - last[name] for name in tasks[:16]],
+        ))  # fmt: skip
+        assert [float(v) for v in row[-3:]] == pytest.approx([old, new, lost], abs=0.051)
 
 
 def test_the_choice_is_of_recorded_runs(page):

@@ -16,4 +16,4 @@ sweep voc-8-2-small --methods fbl-reference,fbl-paper
 sweep voc-15-1-small --methods rcil,plop,fbl --seeds 2024,2025
 sweep voc-15-1-small voc-4-4-small voc-8-2-small --methods joint
 out=$out/six  # local epochs in every task, as published; the small presets of 4-4 and 8-2 have two in the later tasks
-sweep voc-8-2-small --methods mib,plop,rcil,fbl --set training.later_epochs=0
+sweep voc-8-2-small voc-4-4-small --methods mib,plop,rcil,fbl --set training.later_epochs=0

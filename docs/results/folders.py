@@ -1,0 +1,56 @@
+"""Run folders out of the record, so that `fiss table`, `fiss compare` and `fiss report` read it without a GPU.
+
+python docs/results/folders.py FILE.json OUT
+
+They hold configs and scores by class (to two places), no models, rounds or clients.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import heldout
+
+from fiss import sweep
+from fiss.checkpoint import RunFolder
+from fiss.config import Config, parse_settings, with_settings
+from fiss.metrics import summary
+from fiss.presets import find
+
+
+def config(record: dict) -> Config:
+    """That of a recorded run."""
+    jobs = sweep.plan(find(record["preset"]), [record["method"]], [record["seed"]], Path())
+    job = next(job for job in jobs if job.name == record["method"])
+    return with_settings(job.config, parse_settings(heldout.settings(record["changed"])))
+
+
+def scores(record: dict, view: str) -> list[dict]:
+    """One line after each task, as a run writes them."""
+    lines, tasks, best = [], [], {}
+    for task, (miou, iou) in enumerate(zip(record["miou"], record["iou"], strict=True)):
+        names = [name for name in iou if name != "background"]
+        tasks.append([name for name in names if not any(name in known for known in tasks)])
+        means = {**summary(list(iou.values()), names, tasks, best), "miou": miou}
+        called = record["background taken for"][task]
+        lines.append({"task": task, "ends_task": True, "view": view, **means, "iou": iou, "from_background": called})
+        best = {name: max(best.get(name, 0.0), iou[name] or 0.0) for name in names}
+    return lines
+
+
+def write(record: dict, out: Path) -> Path:
+    """The folder of one run, named as a sweep would and after what was changed."""
+    own = config(record)
+    changed = [setting.replace("=", "-") for setting in heldout.settings(record["changed"])]
+    path = out / "-".join([record["preset"], record["method"], *changed, f"seed{record['seed']}"])
+    folder = RunFolder.create(path, own)
+    for line in scores(record, own.evaluation.views[0]):
+        folder.append("scores.jsonl", line)
+    folder.write_splits({"data": "", "tasks": []})
+    (path / "state.json").write_text(json.dumps({"finished": record["finished"]}))
+    return path
+
+
+if __name__ == "__main__":
+    for one in json.loads(Path(sys.argv[1]).read_text())["runs"]:
+        print(write(one, Path(sys.argv[2])))
