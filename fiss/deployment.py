@@ -140,7 +140,7 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
             _tell(folder, names, gone)
             for name, why in lost.items():
-                watcher.notice(f"round {result.call.round}: {name} took no part: {why}")
+                watcher.notice(f"round {result.call.round + 1}: {name} took no part: {why}")
             done = result.call.round + 1
             if judge is not None and (scores := judge(result.server)) is not None:
                 folder.append("scores.jsonl", {"round": result.call.round, **scores})
@@ -163,15 +163,20 @@ class Judge:
         pin = self.device.type == "cuda"
         self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
         self.model = place(network(config, LabelSpace(((),)), "none"), self.device)
+        self.foreign: set[str] = set()
 
     def __call__(self, server: Server) -> dict[str, Any] | None:
         """IoU of every class, in percent, and their mean; nothing if the sites have classes that it does not know."""
         space, config, classes = server.label_space, self.config, self.dataset.classes
-        if foreign := [name for name in space.names if name not in classes]:
+        foreign = [name for name in space.names if name not in classes]
+        if not self.foreign.issuperset(foreign):  # said once of each, not every round
+            words = ", ".join(repr(name) for name in foreign if name not in self.foreign)
             self.watcher.notice(
-                f"not scored: {config.data.root} has no class {foreign[0]!r}. Its classes.txt needs the sites' names, "
+                f"not scored: {config.data.root} has no class {words}. Its classes.txt needs the sites' names, "
                 "and no score is possible where the sites hide them (key in site.toml)."
             )
+            self.foreign.update(foreign)
+        if foreign:
             return None
         self.model.load(server.weights, space.sizes)
         table = evaluation_table(classes, space)

@@ -86,7 +86,8 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         cells += [cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
         rows.append((name, str(len(runs)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
-    return Comparison(f"mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
+    presets = ", ".join(dict.fromkeys(dict(key)["name"] for key in groups))
+    return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
 
 
 def monitors(paths: Iterable[Path]) -> list[Comparison]:

@@ -231,7 +231,7 @@ def test_compare(tiny, tmp_path, monkeypatch, capsys):
     assert lines[3].startswith("| fbl-without-pod | 1 |")
     assert lines[4].startswith("| joint | 1 | - | ")
     fiss("compare", "r1", "j")
-    assert "mIoU after each task" in capsys.readouterr().out
+    assert re.search(r"tiny: mIoU\s+after each task", capsys.readouterr().out)
     fiss("compare", "r1", "--view", "none", code=2)
     assert "r1 was scored in view full, published only" in capsys.readouterr().err
     fiss("compare", "r1", "r1", code=2)

@@ -118,7 +118,7 @@ def run(
         ]
         result = aggregate(server.weights, engine.ask(orders), weighting, call.selected, largest)
         for client, why in result.refused.items():
-            watcher.notice(f"round {call.round}: the update of client {client} was refused: {why}")
+            watcher.notice(f"round {call.round + 1}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
         yield Round(call, server, tuple(sightings), result.replies, result.refused)
 
@@ -144,7 +144,7 @@ def take_note(
     new: set[str] = set()
     for sighting in sightings:
         if problem := _problem(sighting, server.label_space, new):
-            watcher.notice(f"round {round_}: what client {sighting.client} reports is left out: {problem}")
+            watcher.notice(f"round {round_ + 1}: what client {sighting.client} reports is left out: {problem}")
             continue
         new |= set(sighting.missing) - set(server.label_space.names)
         if sighting.teacher is not None:
