@@ -1,8 +1,8 @@
 """Run folders out of the record, so that `fiss table`, `fiss compare` and `fiss report` read it without a GPU.
 
-python docs/results/folders.py FILE.json OUT
+python docs/results/folders.py docs/results/voc.json OUT
 
-They hold configs and scores by class (to two places), no models, rounds or clients.
+They hold configs and scores by class (to two places) of its `runs`, no models, rounds or clients.
 """
 
 import json
@@ -18,29 +18,30 @@ from fiss.metrics import summary
 from fiss.presets import find
 
 
-def config(record: dict) -> Config:
+def config(record: dict, out: Path) -> Config:
     """That of a recorded run."""
-    jobs = sweep.plan(find(record["preset"]), [record["method"]], [record["seed"]], Path())
+    jobs = sweep.plan(find(record["preset"]), [record["method"]], [record["seed"]], out, share=True)
     job = next(job for job in jobs if job.name == record["method"])
-    return with_settings(job.config, parse_settings(heldout.settings(record["changed"])))
+    changed = {**record["changed"], "training.compile": record["compiled"]}
+    return with_settings(job.config, parse_settings(heldout.settings(changed)))
 
 
 def scores(record: dict, view: str) -> list[dict]:
     """One line after each task, as a run writes them."""
     lines, tasks, best = [], [], {}
-    for task, (miou, iou) in enumerate(zip(record["miou"], record["iou"], strict=True)):
+    ends = zip(record["miou"], record["iou"], record["background taken for"], strict=True)
+    for task, (miou, iou, called) in enumerate(ends):
         names = [name for name in iou if name != "background"]
         tasks.append([name for name in names if not any(name in known for known in tasks)])
         means = {**summary(list(iou.values()), names, tasks, best), "miou": miou}
-        called = record["background taken for"][task]
         lines.append({"task": task, "ends_task": True, "view": view, **means, "iou": iou, "from_background": called})
-        best = {name: max(best.get(name, 0.0), iou[name] or 0.0) for name in names}
+        best |= {n: max(best.get(n, 0.0), iou[n]) for n in names if iou[n] is not None}
     return lines
 
 
 def write(record: dict, out: Path) -> Path:
     """The folder of one run, named as a sweep would and after what was changed."""
-    own = config(record)
+    own = config(record, out)
     changed = [setting.replace("=", "-") for setting in heldout.settings(record["changed"])]
     path = out / "-".join([record["preset"], record["method"], *changed, f"seed{record['seed']}"])
     folder = RunFolder.create(path, own)
