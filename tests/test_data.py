@@ -71,6 +71,23 @@ def test_folder_with_and_without_split_files(tmp_path):
     assert re.search(r"about a fifth .*: \d of 10", data.notices[0])
 
 
+def test_files_of_a_folder_that_are_left_out_are_said(tmp_path):
+    root = make_folder(tmp_path)
+    for name in ("images/scan.gif", "masks/scan.png", "masks/.hidden", "masks/p0.png.bak"):
+        (root / name).write_bytes(b"")
+    for name in "abcdefghijk":
+        (root / "images" / f"{name}.txt").write_text("")
+    listed = open_dataset(recognise(root))
+    images, masks = (notice.split(" so left out: ") for notice in listed.notices)
+    assert images[0].startswith(f"{root / 'images'}: of no kind that is read (.jpg, ")
+    assert masks[0].startswith(f"{root / 'masks'}: of no kind that is read (.jpg, ")
+    assert images[1] == f"{', '.join(f'{name}.txt' for name in 'abcdefghij')} and 2 more."
+    assert masks[1] == "p0.png.bak."
+    for name in ("train.txt", "val.txt"):
+        (root / name).unlink()
+    assert open_dataset(recognise(root)).notices[-1].endswith("masks: without an image, so left out: scan.png.")
+
+
 def test_the_index_is_read_once_and_again_when_a_file_changes(tmp_path):
     data = open_dataset(recognise(make_folder(tmp_path)))
     first, again, changed = Counting(), Counting(), Counting()

@@ -125,6 +125,11 @@ def read_list(path: Path) -> list[str]:
     return [Path(name).stem if Path(name).suffix.lower() in IMAGE_SUFFIXES else Path(name).name for name in firsts]
 
 
+def shortened(names: Sequence[str], most: int = 10) -> str:
+    """The first few, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 

@@ -8,7 +8,7 @@ them every fifth image, by a hash of its name, is for validation, so that adding
 import hashlib
 from pathlib import Path
 
-from fiss.data.dataset import Dataset, FileSplit, files_by_stem, read_lines, read_list
+from fiss.data.dataset import IMAGE_SUFFIXES, Dataset, FileSplit, files_by_stem, read_lines, read_list, shortened
 from fiss.errors import UserError
 from fiss.labels import MOST_CLASSES
 
@@ -27,7 +27,7 @@ def load(root: Path) -> Dataset:
     classes = read_classes(root / "classes.txt")
     images, _ = files_by_stem(root / "images")
     masks, _ = files_by_stem(root / "masks")
-    notices = []
+    notices = [notice for name in ("images", "masks") for notice in _unread(root / name)]
     listed = {name: root / f"{name}.txt" for name in ("train", "val") if (root / f"{name}.txt").is_file()}
     if len(listed) == 1:
         raise UserError(
@@ -42,6 +42,8 @@ def load(root: Path) -> Dataset:
             f"{root}: no train.txt and val.txt, so about a fifth of the images, by a hash of their names, is for "
             f"validation: {len(held_out)} of {len(images)}. For few images, give both files."
         )
+        if alone := [masks[stem].name for stem in masks if stem not in images]:
+            notices.append(f"{root / 'masks'}: without an image, so left out: {shortened(alone)}.")
 
     def split(name: str) -> FileSplit:
         names = tuple(stems[name])
@@ -53,6 +55,14 @@ def load(root: Path) -> Dataset:
         )
 
     return Dataset("folder", classes, split("train"), split("val"), tuple(notices))
+
+
+def _unread(folder: Path) -> list[str]:
+    """What is said of files that are no images as they are read here."""
+    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in there if not name.startswith(".") and Path(name).suffix.lower() not in IMAGE_SUFFIXES]
+    kinds = ", ".join(IMAGE_SUFFIXES)
+    return [f"{folder}: of no kind that is read ({kinds}), so left out: {shortened(others)}."] if others else []
 
 
 def read_classes(path: Path) -> tuple[str, ...]:

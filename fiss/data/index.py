@@ -18,7 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem
+from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem, shortened
 from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.watch import Watcher
@@ -102,8 +102,7 @@ def missing_classes(dataset: Dataset, train: Index, val: Index) -> list[str]:
     for index, name, so in ((train, "training", "cannot be learnt"), (val, "validation", "will not be scored")):
         absent = [c for i, c in enumerate(dataset.classes, 1) if not index.pixels[:, i].any()]
         if absent:
-            shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
-            notes.append(f"in no {name} image, so {so}: {shown}.")
+            notes.append(f"in no {name} image, so {so}: {shortened(absent)}.")
     return notes
 
 
