@@ -6,7 +6,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 from conftest import make_ade, make_folder, make_voc, mask, picture, save
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fiss.data import index as indexing
 from fiss.data.decoded import Decoded
@@ -118,6 +118,18 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
     monkeypatch.setenv("FISS_CACHE", str(tmp_path / "file"))
     data = open_dataset(recognise(make_folder(tmp_path / "d")))
     assert build(data.train, data.classes).presence.any()
+
+
+def test_a_photo_that_is_shown_turned_is_told_from_a_mask_of_another_size(tmp_path):
+    root, exif = make_folder(tmp_path), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for name, size in (("p0", (32, 40)), ("p1", (40, 31))):
+        Image.new("RGB", size).save(root / "images" / f"{name}.png", exif=exif)
+        Image.new("L", (40, 32)).save(root / "masks" / f"{name}.png")
+    split = open_dataset(recognise(root)).train
+    for name, says in (("p0", r"its image 32x40\. .* show it turned"), ("p1", r"its image 40x31\.$")):
+        with pytest.raises(UserError, match=says):
+            split.read(split.stems.index(name))
 
 
 def test_every_problem_is_named(tmp_path):

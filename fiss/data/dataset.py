@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fiss.errors import UserError
 
@@ -57,8 +57,10 @@ class FileSplit:
             raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
         _check_depth(self.images[i], image)
         if image.size != mask.size:
+            lying = image.size == mask.size[::-1] and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            hint = " Programs that heed the image's EXIF data show it turned; save it as it is shown." if lying else ""
             raise UserError(
-                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
+                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}.{hint}"
             )
         return np.asarray(image.convert("RGB")), np.asarray(mask).astype(np.uint8)
 
