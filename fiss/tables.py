@@ -76,17 +76,17 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
             raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
         group[config.seed] = (config, ends)
     tasks = max(len([e for e in ends if "task" in e]) for group in groups.values() for _, ends in group.values())
-    names = labels([next(iter(group.values()))[0] for group in groups.values()])
+    configs = [next(iter(group.values()))[0] for group in groups.values()]
     rows = []
-    for name, group in zip(names, groups.values(), strict=True):
+    for name, config, group in zip(labels(configs), configs, groups.values(), strict=True):
         runs = [ends for _, ends in group.values()]
         cells = [cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
-        if next(iter(group.values()))[0].joint:  # one task only, and what it reaches belongs beside the others' last
+        if config.joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
         cells += [cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
         rows.append((name, str(len(runs)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
-    presets = ", ".join(dict.fromkeys(dict(key)["name"] for key in groups))
+    presets = ", ".join(dict.fromkeys(config.name for config in configs))
     return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
 
 

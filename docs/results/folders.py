@@ -42,8 +42,8 @@ def scores(record: dict, view: str) -> list[dict]:
 def write(record: dict, out: Path) -> Path:
     """The folder of one run, named as a sweep would and after what was changed."""
     own = config(record, out)
-    changed = [setting.replace("=", "-") for setting in heldout.settings(record["changed"])]
-    path = out / "-".join([record["preset"], record["method"], *changed, f"seed{record['seed']}"])
+    variant = heldout.name((record["method"], record["changed"]))
+    path = out / f"{record['preset']}-{variant}-seed{record['seed']}"
     folder = RunFolder.create(path, own)
     for line in scores(record, own.evaluation.views[0]):
         folder.append("scores.jsonl", line)

@@ -41,7 +41,7 @@ def load(root: Path) -> Dataset:
     root = find(root)
 
     def split(name: str, folder: str) -> FileSplit:
-        images, _ = files_by_stem(root / "images" / folder)
+        images, *_ = files_by_stem(root / "images" / folder)
         masks = tuple(root / "annotations" / folder / f"{stem}.png" for stem in images)
         return FileSplit(name, tuple(images), tuple(images.values()), masks)
 

@@ -57,8 +57,8 @@ class FileSplit:
             raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
         _check_depth(self.images[i], image)
         if image.size != mask.size:
-            lying = image.size == mask.size[::-1] and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-            hint = " Programs that heed the image's EXIF data show it turned; save it as it is shown." if lying else ""
+            turned = image.size == mask.size[::-1] and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            hint = " Programs that heed the image's EXIF data show it turned; save it as it is shown." if turned else ""
             raise UserError(
                 f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}.{hint}"
             )
@@ -135,15 +135,17 @@ def shortened(names: Sequence[str], most: int = 10) -> str:
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
-def files_by_stem(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Image files of a folder by stem, and the files whose stem was taken already."""
+def files_by_stem(folder: Path) -> tuple[dict[str, Path], list[Path], list[Path]]:
+    """Image files of a folder by stem, the files whose stem was taken already, and what is no image as read here."""
     found: dict[str, Path] = {}
-    doubles = []
+    doubles, others = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
+        if path.name.startswith("."):
             continue
-        if path.stem in found:
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
+            others.append(path)
+        elif path.stem in found:
             doubles.append(path)
         else:
             found[path.stem] = path
-    return found, doubles
+    return found, doubles, others

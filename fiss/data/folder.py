@@ -25,9 +25,14 @@ def load(root: Path) -> Dataset:
                 f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder."
             )
     classes = read_classes(root / "classes.txt")
-    images, _ = files_by_stem(root / "images")
-    masks, _ = files_by_stem(root / "masks")
-    notices = [notice for name in ("images", "masks") for notice in _unread(root / name)]
+    images, _, no_images = files_by_stem(root / "images")
+    masks, _, no_masks = files_by_stem(root / "masks")
+    notices = [
+        f"{others[0].parent}: of no kind that is read ({', '.join(IMAGE_SUFFIXES)}), so left out: "
+        f"{shortened([path.name for path in others])}."
+        for others in (no_images, no_masks)
+        if others
+    ]
     listed = {name: root / f"{name}.txt" for name in ("train", "val") if (root / f"{name}.txt").is_file()}
     if len(listed) == 1:
         raise UserError(
@@ -55,14 +60,6 @@ def load(root: Path) -> Dataset:
         )
 
     return Dataset("folder", classes, split("train"), split("val"), tuple(notices))
-
-
-def _unread(folder: Path) -> list[str]:
-    """What is said of files that are no images as they are read here."""
-    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in there if not name.startswith(".") and Path(name).suffix.lower() not in IMAGE_SUFFIXES]
-    kinds = ", ".join(IMAGE_SUFFIXES)
-    return [f"{folder}: of no kind that is read ({kinds}), so left out: {shortened(others)}."] if others else []
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
