@@ -51,6 +51,7 @@ def site_(
     data: Annotated[Path, typer.Option(help="A folder with images/, masks/ and classes.txt.")],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     batch: Annotated[int, typer.Option(min=0, help="Images per step; 0: as the federation says.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead; a few for a GPU.")] = 0,
 ) -> None:
     """At a site: write its site.toml, and show what the federation would see of its folder."""
     from rich.console import Console
@@ -59,7 +60,7 @@ def site_(
     from fiss.holdings import describe, write_site
 
     with Display(Console()) as display:
-        spec = write_site(kit, data, device, batch)
+        spec = write_site(kit, data, device, batch, workers)
         for line in describe(spec, display):
             display.notice(line)
 

@@ -37,6 +37,8 @@ class SiteSpec:
     """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
     batch: int = 0
     """Images per step; 0: as the federation says."""
+    workers: int = 0
+    """Processes that read images ahead; 0: none, images are read between steps."""
     weights: str = ""
     """A local .safetensors file of the encoder, to compare new images with; empty: as the federation says."""
     key: str = ""
@@ -50,6 +52,7 @@ TEMPLATE = """\
 data = "DATA"      # a folder with images/, masks/ and classes.txt (one name per line; the first is mask id 1)
 device = "auto"    # or cpu, cuda, cuda:1
 batch = 0          # images per step; 0: as the federation says
+workers = 0        # processes that read images ahead; where there is a GPU, a few keep it busy
 key = ""           # a secret that the sites share and the server does not know: class names then travel as hashes
 weights = ""       # a local .safetensors file of the encoder, to compare new images with
 
@@ -72,6 +75,8 @@ def read_site(path: Path) -> SiteSpec:
     spec = SiteSpec(**text)
     if spec.batch < 0 or spec.batch == 1:
         raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
+    if spec.workers < 0:
+        raise UserError(f"{path}: workers = {spec.workers}: must be 0 or more.")
     root = Path(spec.data).expanduser()
     root = root if root.is_absolute() else path.parent / root
     for needed in ("images", "masks", "classes.txt"):
@@ -98,12 +103,12 @@ def _check_keys(path: Path, text: Mapping[str, Any]) -> None:
     for key, value in text.items():
         if key not in known:
             raise unknown("key of site.toml", key, known)
-        wanted = {"batch": int, "names": dict}.get(key, str)
+        wanted = {"batch": int, "workers": int, "names": dict}.get(key, str)
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise UserError(f"{path}: {key} = {value!r}: expected {wanted.__name__}.")
 
 
-def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
+def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0) -> SiteSpec:
     """A kit's site file, checked; names that were given before stay."""
     path = kit / "site.toml"
     if not path.is_file():
@@ -115,11 +120,11 @@ def write_site(kit: Path, data: Path, device: str, batch: int) -> SiteSpec:
             raise UserError(f"--data {data}: {root / needed} is not there.")
     _check_keys(path, _parsed(path))
     pick_device(device)
-    for key, value in (("data", str(root)), ("device", device), ("batch", batch)):
+    for key, value in (("data", str(root)), ("device", device), ("batch", batch), ("workers", workers)):
         line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
         value_there = rf"""(?m)^{key} = ("(\\.|[^"\\\n])*"|'[^'\n]*'|\S+)"""
         text, found = re.subn(value_there, line.replace("\\", r"\\"), text, count=1)
-        if not found:
+        if not found and value != getattr(SiteSpec, key, None):
             raise UserError(f"{path}: it has no line `{key} = ...` to change; write it by hand.")
     part = path.with_name("site.toml.part")
     part.write_text(text, encoding="utf-8")
@@ -204,4 +209,6 @@ class Holdings:
     def _readers(self, split: FileSplit) -> tuple[Reader, Reader]:
         pin = self.device.type == "cuda"
         crop = self.augment.crop
-        return Reader(TrainingImages(split, self.augment), 0, pin), Reader(ScoredImages(split, crop), 0, pin)
+        trained, looked_at = TrainingImages(split, self.augment), ScoredImages(split, crop)
+        workers = self.spec.workers  # spawned: FLARE has threads
+        return Reader(trained, workers, pin, "spawn"), Reader(looked_at, workers, pin, "spawn")

@@ -80,8 +80,8 @@ def final(run):
     return run.read_weights(name)
 
 
-def attendant(tmp_path, settings, name="a"):
+def attendant(tmp_path, settings, name="a", workers=0):
     kit = tmp_path / "kits" / name
     kit.mkdir(parents=True)
-    (kit / "site.toml").write_text(f'data = "{tmp_path / name}"\ndevice = "cpu"\n')
+    (kit / "site.toml").write_text(f'data = "{tmp_path / name}"\ndevice = "cpu"\nworkers = {workers}\n')
     return Attendant(kit / "fiss", settings, read_site(kit / "site.toml"), Watcher())

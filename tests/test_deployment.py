@@ -1,6 +1,8 @@
 """A deployment without its network: what a site answers, what a server takes, and what either refuses."""
 
+import gc
 import json
+import multiprocessing
 import re
 import shutil
 from dataclasses import replace
@@ -163,6 +165,24 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     assert "mask ids [200] are not in classes.txt" in said[-1]
 
 
+def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_path):
+    settings, ended = config(), {}
+    for workers in (0, 1):
+        root = tmp_path / str(workers)
+        stage(root, 0, ("a",))
+        run, desk = open_run(settings, root / "run"), attendant(root, settings, workers=workers)
+        for rounds in (1, 2):
+            lead(run, Local({0: desk}), {0: "a"}, rounds, Watcher())
+            stage(root, rounds, ("a",))
+        ended[workers] = final(run).weights
+    assert all(torch.equal(ended[1][name], tensor) for name, tensor in ended[0].items())
+    gc.collect()
+    assert 1 <= len(multiprocessing.active_children()) <= 2  # those of the first round's files are gone
+    del desk, run
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -171,6 +191,8 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
         ("data = 'nowhere'", "images is not there"),
         ("data = 'a'\nbatch = 1", "must be 2 or more"),
         ("data = 'a'\nbatch = '4'", "expected int"),
+        ("data = 'a'\nworkers = -1", "must be 0 or more"),
+        ("data = 'a'\nworkers = 'all'", "expected int"),
         ("data = 'a'\n[names]\ndisc = 3", "maps a class name"),
         ("data = 'a'\n[names]\ndisk = 'x'", "Did you mean 'disc'"),
         ("data = ", "site.toml"),
@@ -459,6 +481,12 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     for _ in range(2):
         spec = write_site(kit, tmp_path / "my data", "cpu", 4)
         assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)
+    (kit / "site.toml").write_text(TEMPLATE.replace("workers = 0", ""))  # of a kit that is older than this key
+    assert write_site(kit, tmp_path / "my data", "cpu", 4).workers == 0
+    with pytest.raises(UserError, match=r"no line `workers = \.\.\.`"):
+        write_site(kit, tmp_path / "my data", "cpu", 4, workers=2)
+    (kit / "site.toml").write_text(TEMPLATE)
+    assert write_site(kit, tmp_path / "my data", "cpu", 4, workers=2).workers == 2
     holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Watcher())
     for path in (tmp_path / "my data" / "masks").iterdir():
         Image.open(path).save(path.with_suffix(".bmp"))

@@ -78,9 +78,9 @@ class World:
                 with suppress(ProcessLookupError):
                     os.kill(int(process.name), signal.SIGKILL)
 
-    def site(self, name):
+    def site(self, name, workers=0):
         (self.folder / "kits" / name / "site.toml").write_text(
-            f'data = "{self.root / name}"\ndevice = "cpu"\n', encoding="utf-8"
+            f'data = "{self.root / name}"\ndevice = "cpu"\nworkers = {workers}\n', encoding="utf-8"
         )
 
     def run(self, rounds, least):
@@ -160,7 +160,7 @@ def test_three_tasks_over_the_network_are_those_of_one_process(tmp_path):
 
         stage(here.root, 2, ("a", "b", "c", "d"))
         kits.add(here.folder, "d")
-        here.site("d")
+        here.site("d", workers=1)
         here.start("d")
         assert here.run(6, 4).wait(240) == 0
         assert {reply["site"] for reply in here.records()[-1]["replies"]} == {"a", "b", "c", "d"}

@@ -7,7 +7,7 @@ batches are the same with any number of workers, and after a resume.
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,10 +56,17 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
     """Batches of images and masks in the order in which they were asked for.
 
     `workers` processes (0: this one), one per core at most, read them ahead, from one client to the next. They live as
-    long as the reader.
+    long as the reader. Forked they share the memory of decoded images; `spawn` is for a process whose other threads a
+    fork would leave in the middle of something.
     """
 
-    def __init__(self, images: TorchDataset[tuple[Tensor, Tensor]], workers: int, pin: bool) -> None:
+    def __init__(
+        self,
+        images: TorchDataset[tuple[Tensor, Tensor]],
+        workers: int,
+        pin: bool,
+        context: Literal["fork", "spawn"] = "fork",
+    ) -> None:
         self._asked = _Asked()
         workers = min(workers, _cores())
         self._loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
@@ -69,7 +76,7 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
             collate_fn=stack,
             pin_memory=pin,
             persistent_workers=workers > 0,
-            multiprocessing_context="fork" if workers else None,  # they share the memory of decoded images
+            multiprocessing_context=context if workers else None,
             generator=torch.Generator(),  # so that making a loader does not move the global stream
         )
         self._reading: Iterator[tuple[Tensor, Tensor]] | None = None
