@@ -11,6 +11,7 @@ import queue
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -29,7 +30,10 @@ from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.models.classifier import Weights
 
 TASK = "fiss"
-TOO_LATE = "it was too late"
+TOO_LATE, TOO_SLOW, GONE = "it was too late", "it did not answer in time", "it was cut off, or started anew"
+DOUBT = 20.0
+"""Seconds without an answer after which FLARE is told that a site may be gone: it is, unless its job is heard of within
+a minute, which it is every ten seconds while it works."""
 Said = TypeVar("Said", Sighting, Reply)
 T = TypeVar("T")
 
@@ -116,7 +120,7 @@ class Carrier:
         """Each message to the site of that name, one at a time at each site. Gives what came from whom, as `read`
         understands it, or why there is nothing. It ends when a share `quorum` has given an answer that can be read, or
         after `patience` seconds (0: never)."""
-        answers: queue.Queue[tuple[str, Shareable | None]] = queue.Queue()
+        answers: queue.Queue[tuple[str, Shareable | str]] = queue.Queue()
         open_tasks: dict[str, Task] = {}
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -125,7 +129,8 @@ class Carrier:
 
         def done(task: Task, fl_ctx: FLContext) -> None:
             if task.completion_status != TaskCompletionStatus.OK:
-                answers.put((task.props["site"], None))
+                dead = task.completion_status == TaskCompletionStatus.CLIENT_DEAD
+                answers.put((task.props["site"], GONE if dead else TOO_SLOW))
 
         waiting: dict[str, deque[Packed]] = defaultdict(deque)
         for site, packed in messages:
@@ -148,18 +153,23 @@ class Carrier:
         for site in list(waiting):
             send_next(site)
         left, enough, good = len(messages), math.ceil(quorum * len(messages)), 0
+        doubtful = monotonic() + DOUBT
         while left and good < enough:
             try:
                 site, result = answers.get(timeout=0.5)
             except queue.Empty:
                 if self.abort_signal.triggered:
                     raise UserError("The job was stopped.") from None
+                if patience and monotonic() > doubtful:
+                    doubtful = monotonic() + DOUBT
+                    for site in open_tasks:
+                        self.controller.communicator.process_dead_client_report(site, self.fl_ctx)
                 continue
             if open_tasks.pop(site, None) is None:
                 continue  # said twice: it answered, and its task ended
             left -= 1
-            if result is None:
-                yield site, "it did not answer in time"
+            if isinstance(result, str):
+                yield site, result
             elif result.get_return_code() != ReturnCode.OK:
                 yield site, f"it could not answer ({str(result.get_return_code())[:40]}); its log says why"
             else:
