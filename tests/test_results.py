@@ -80,9 +80,7 @@ def test_the_summary_is_of_the_last_tasks(page, recorded):
                 seen += 1
     assert seen == 34
     own = re.search(r"all methods but rcil \((.*?)\)", summary)
-    rcil = [
-        r for r in recorded if r["method"] == "rcil" and r["seed"] == 2023 and not r["changed"]
-    ]  # from first tasks of their own
+    rcil = [r for r in recorded if r["method"] == "rcil" and r["seed"] == 2023 and not r["changed"]]
     assert [float(v) for v in own[1].split(", ")] == pytest.approx([r["miou"][0] for r in rcil], abs=0.051)
 
 
