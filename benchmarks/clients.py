@@ -17,11 +17,12 @@ from typing import Any
 import common
 import torch
 
-from fiss import experiment, presets
-from fiss.checkpoint import RunFolder
-from fiss.data.world import WorldSpec
-from fiss.methods.monitors import MonitorSpec
-from fiss.watch import Watcher
+from fiss.config import presets
+from fiss.monitors.rules import MonitorSpec
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
+from fiss.simulation import experiment
+from fiss.simulation.world import WorldSpec
 
 
 def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fiss.origin import origin
+from fiss.runs.provenance import origin
 
 RESULTS = Path(__file__).parent / "results"
 Arguments = argparse.Namespace

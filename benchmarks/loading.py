@@ -11,7 +11,7 @@ from typing import Any
 import common
 from step import Sizes, plain_steps
 
-from fiss.data.decoded import Decoded
+from fiss.data.cache import Decoded
 from fiss.data.index import build
 from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.data.transforms import AugmentSpec, TrainingImages

@@ -14,10 +14,11 @@ import torch
 from step import Sizes, plain_steps
 from torch import Tensor
 
-from fiss import methods, sums
+from fiss import methods
 from fiss.methods.base import Step
 from fiss.models.output import Output
 from fiss.models.segmenter import enlarge
+from fiss.ops import scatter
 
 
 def outputs(sizes: Sizes, channels: int, seed: int) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -76,11 +77,11 @@ def _measure(
         for leaf in leaves:
             leaf.grad = None
 
-    there = sums._works
-    sums._works = (lambda device: False) if not kernels else there  # type: ignore[assignment]
+    there = scatter._works
+    scatter._works = (lambda device: False) if not kernels else there  # type: ignore[assignment]
     alone, spent = common.seconds(losses, given.tiny), common.device_seconds(losses, given.tiny)
     gib = common.peak_gib(losses)
-    sums._works = there
+    scatter._works = there
     # The least that must be moved: the student's inputs forward, backward and as gradients; the teacher's once; logits
     # at full size written once and read once, the student's again going back.
     size = small.element_size()

@@ -19,18 +19,19 @@ import common
 import numpy as np
 from PIL import Image
 
-from fiss import kits, presets
-from fiss.checkpoint import RunFolder
-from fiss.config import Config
-from fiss.deployment import Attendant
-from fiss.engines import wire
+from fiss.config import presets
+from fiss.config.config import Config
+from fiss.deployment import provisioning
+from fiss.deployment.server import Attendant
+from fiss.deployment.site_folder import read_site
+from fiss.deployment.supervisor import progress
+from fiss.federation import wire
 from fiss.federation.messages import Order
-from fiss.holdings import read_site
 from fiss.labels import LabelSpace
-from fiss.methods.monitors import MonitorSpec
 from fiss.models.segmenter import build
-from fiss.supervisor import progress
-from fiss.watch import Watcher
+from fiss.monitors.rules import MonitorSpec
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
 
 SITES = ("a", "b", "c", "d")
 
@@ -70,7 +71,7 @@ def _measure(place: Path, tiny: bool, transfer: str) -> tuple[int, list[float], 
     )
     size = sum(p.numel() for p in build(network, (2,), 0).parameters())
     folder = place / "fed"
-    kits.init(folder, config, "localhost", SITES, 28400)
+    provisioning.init(folder, config, "localhost", SITES, 28400)
     draw = np.random.default_rng(0)
     for name in SITES:
         for kind in ("images", "masks"):

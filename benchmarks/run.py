@@ -14,13 +14,14 @@ from typing import Any
 import common
 from step import Sizes, our_steps
 
-from fiss import experiment, presets
-from fiss.checkpoint import RunFolder
-from fiss.config import Config
+from fiss.config import presets
+from fiss.config.config import Config
+from fiss.config.presets import method_for
 from fiss.data.sources import recognise
-from fiss.data.world import TaskSpec, WorldSpec
-from fiss.presets import method_for
-from fiss.watch import Watcher
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
+from fiss.simulation import experiment
+from fiss.simulation.world import TaskSpec, WorldSpec
 
 
 class Clock(Watcher):

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fiss import methods, presets
-from fiss.data.background import evaluation_table
+from fiss import methods
+from fiss.config import presets
+from fiss.data.label_maps import evaluation_table
 from fiss.labels import LabelSpace
 from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
+from fiss.progress import Watcher
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place, set_training
-from fiss.watch import Watcher
 
 METHODS = ("finetune", "lwf", "ilt", "mib", "plop", "fbl", "rcil")
 

@@ -1,5 +1,5 @@
 """`python -m fiss` is `fiss`."""
 
-from fiss.cli import main
+from fiss.cli.main import main
 
 main()

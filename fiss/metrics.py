@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE
-from fiss.sums import add_up
+from fiss.ops.scatter import add_up
 
 Scores = dict[str, float | None]
 

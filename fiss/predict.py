@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fiss.checkpoint import read_model
-from fiss.config import Config, read_toml
+from fiss.config.config import Config, read_toml
 from fiss.data.dataset import read_image, read_lines
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
-from fiss.experiment import load_checked
 from fiss.models.segmenter import Segmenter, pad
-from fiss.pictures import colours_of
-from fiss.setup import network, private
+from fiss.progress import Watcher
+from fiss.reports.pictures import colours_of
+from fiss.runs.folder import read_model
+from fiss.simulation.experiment import load_checked
+from fiss.simulation.scenario import network, private
 from fiss.training.fit import pick_device, place
-from fiss.watch import Watcher
 
 AT_ONCE = 8
 """Channels enlarged at a time: a large image with many classes needs no more memory than one with few."""

@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from fiss import methods
-from fiss.checkpoint import RunFolder
-from fiss.config import Config, flat, to_dict
-from fiss.presets import exact_label, find, label, method_for
-from fiss.tables import FREE
+from fiss.config.config import Config, flat, to_dict
+from fiss.config.presets import exact_label, find, label, method_for
+from fiss.reports.comparison import FREE
+from fiss.runs.folder import RunFolder
 
 
 def accepted(rounds: list[dict]) -> list[dict[str, float]]:

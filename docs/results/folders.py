@@ -11,11 +11,11 @@ from pathlib import Path
 
 import heldout
 
-from fiss import sweep
-from fiss.checkpoint import RunFolder
-from fiss.config import Config, parse_settings, with_settings
+from fiss.config.config import Config, parse_settings, with_settings
+from fiss.config.presets import find
 from fiss.metrics import summary
-from fiss.presets import find
+from fiss.runs.folder import RunFolder
+from fiss.simulation import sweep
 
 
 def config(record: dict, out: Path) -> Config:

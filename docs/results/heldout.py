@@ -10,10 +10,10 @@ any old class" are ours, and chosen apart. Give the command again to go on where
 import sys
 from pathlib import Path
 
-from fiss import sweep
-from fiss.checkpoint import RunFolder
-from fiss.presets import choose
-from fiss.sweep import Job
+from fiss.config.presets import choose
+from fiss.runs.folder import RunFolder
+from fiss.simulation import sweep
+from fiss.simulation.sweep import Job
 
 PRESET = "voc-8-2-small"
 WEAK = 0.0022

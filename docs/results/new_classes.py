@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from fiss.checkpoint import RunFolder
 from fiss.data.dataset import Split
 from fiss.data.transforms import normalise
 from fiss.losses import pseudo
-from fiss.setup import Setup, prepare
-from fiss.watch import Watcher
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
+from fiss.simulation.scenario import Setup, prepare
 
 
 def see(

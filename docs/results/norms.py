@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fiss.checkpoint import RunFolder
 from fiss.data.transforms import normalise
-from fiss.experiment import load_checked, score_record
 from fiss.models.segmenter import Segmenter
+from fiss.progress import Watcher
 from fiss.rng import stream
-from fiss.setup import Setup, prepare
+from fiss.runs.folder import RunFolder
+from fiss.simulation.experiment import load_checked, score_record
+from fiss.simulation.scenario import Setup, prepare
 from fiss.training.fit import autocast, set_training
-from fiss.watch import Watcher
 
 
 @torch.no_grad()

@@ -13,12 +13,12 @@ from statistics import mean
 
 import torch
 
-from fiss.checkpoint import RunFolder
 from fiss.data.transforms import normalise
-from fiss.experiment import load_checked
 from fiss.losses.pod import local_pod
-from fiss.setup import prepare
-from fiss.watch import Watcher
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
+from fiss.simulation.experiment import load_checked
+from fiss.simulation.scenario import prepare
 
 WEIGHTS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.0005)
 """As published: four stages, the decoder's output, the small logits."""

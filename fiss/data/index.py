@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem, shortened
 from fiss.errors import UserError
 from fiss.labels import IGNORE
-from fiss.watch import Watcher
+from fiss.progress import Watcher
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fiss.data.background import training_table
+from fiss.data.label_maps import training_table
 from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.methods.monitors import FEWEST, Evidence, Looks, MonitorSpec, chance, judge
+from fiss.monitors.rules import FEWEST, Evidence, Looks, MonitorSpec, chance, judge
+from fiss.progress import Watcher
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
 from fiss.training.probe import UNKNOWN, Pass, features, look
 from fiss.training.schedule import rate_at, rate_in_round
-from fiss.watch import Watcher
 
 
 @dataclass(frozen=True)

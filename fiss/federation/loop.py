@@ -16,8 +16,8 @@ from fiss.federation.messages import Calendar, Order, Probe, Reply, Sighting, Sn
 from fiss.labels import MOST_CLASSES, LabelSpace
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights, grow
+from fiss.progress import Watcher
 from fiss.rng import address
-from fiss.watch import Watcher
 
 LONGEST_NAME = 200
 

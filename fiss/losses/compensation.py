@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.losses.segmentation import wide
-from fiss.sums import means
+from fiss.ops.scatter import means
 
 EPSILON = 1e-8
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fiss.losses.segmentation import wide
-from fiss.sums import has_kernels
+from fiss.ops.scatter import has_kernels
 
 SCALES = (1, 2, 4)
 KERNELS = (4, 8, 12, 16, 20, 24)
@@ -52,7 +52,7 @@ def strips(student_BDhw: Tensor, teacher_BDhw: Tensor, scale: int) -> tuple[Tens
     maps = student_BDhw, teacher_BDhw.detach()
     fit = all(side % scale == 0 for side in student_BDhw.shape[-2:])
     if fit and all(has_kernels(m) and m.is_contiguous(memory_format=torch.channels_last) for m in maps):
-        from fiss.kernels import Strips
+        from fiss.ops.kernels import Strips
 
         rows, columns = Strips.apply(*maps, scale)
     else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fiss.labels import BACKGROUND
-from fiss.sums import add_up
+from fiss.ops.scatter import add_up
 
 BINS, LOWEST = 2048, 1e-7
 """The streamed histogram: bins spaced evenly in the logarithm of the entropy, above one for all that is smaller."""

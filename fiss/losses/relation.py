@@ -17,7 +17,7 @@ from torch import Tensor
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.losses.compensation import EPSILON, Balance
 from fiss.losses.segmentation import wide
-from fiss.sums import means
+from fiss.ops.scatter import means
 
 Target = Literal["moved", "divided"]
 

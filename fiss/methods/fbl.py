@@ -17,7 +17,7 @@ from fiss.losses.compensation import balance, balanced_weights, exponents, gradi
 from fiss.losses.pod import local_pod
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
-from fiss.methods.pseudo import PseudoLabelled
+from fiss.methods.pseudo_labels import PseudoLabelled
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from fiss.losses.pod import local_pod
 from fiss.methods.base import Step
 from fiss.methods.features import feature_maps, logit_maps, weighted_distance
-from fiss.methods.pseudo import PseudoLabelled
+from fiss.methods.pseudo_labels import PseudoLabelled
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What one forward pass offers, and what losses ask of it pixel by pixel.
 
-On a GPU the questions go to kernels that read the logits once (fiss/kernels.py). Elsewhere they share one
+On a GPU the questions go to kernels that read the logits once (fiss/ops/kernels.py). Elsewhere they share one
 log-softmax.
 
 B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fiss.labels import BACKGROUND, IGNORE
-from fiss.sums import class_sums, has_kernels
+from fiss.ops.scatter import class_sums, has_kernels
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Output:
     def cross_entropy(self, labels_BHW: Tensor) -> Tensor:
         """-log p(label) of each pixel, 0 where ignored, (B, H, W)."""
         if has_kernels(self.logits_BCHW):
-            from fiss.kernels import CrossEntropy
+            from fiss.ops.kernels import CrossEntropy
 
             pixels: Tensor = CrossEntropy.apply(self.logits_BCHW, labels_BHW)
             return pixels
@@ -61,7 +61,7 @@ class Output:
     def class_sums(self, labels_BHW: Tensor, classes: int) -> Tensor:
         """Sum of the probabilities over the pixels of each class, (classes, C); no gradient."""
         if has_kernels(self.logits_BCHW):
-            from fiss import kernels
+            from fiss.ops import kernels
 
             return kernels.class_sums(self.logits_BCHW, labels_BHW, classes)
         return class_sums(self.log_p_BCHW.detach().exp(), labels_BHW, classes)
@@ -69,7 +69,7 @@ class Output:
     def cross_entropy_and_sums(self, labels_BHW: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         """Both of the above, both with gradients: going back together, the logits are read once."""
         if has_kernels(self.logits_BCHW):
-            from fiss.kernels import CrossEntropyAndSums
+            from fiss.ops.kernels import CrossEntropyAndSums
 
             pixels, sums = CrossEntropyAndSums.apply(self.logits_BCHW, labels_BHW, classes)
             return pixels, sums
@@ -79,7 +79,7 @@ class Output:
     def entropy(self) -> tuple[Tensor, Tensor]:
         """-sum p ln p over the channels in nats, and the most probable channel, (B, H, W) each; no gradient."""
         if has_kernels(self.logits_BCHW):
-            from fiss.kernels import entropy
+            from fiss.ops.kernels import entropy
 
             return entropy(self.logits_BCHW)
         log_p = self.log_p_BCHW.detach()

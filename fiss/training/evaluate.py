@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fiss.data.background import Table
+from fiss.data.label_maps import Table
 from fiss.data.transforms import View, normalise
-from fiss.data.world import Presence
 from fiss.errors import UserError
 from fiss.labels import LabelSpace
 from fiss.metrics import confusion
 from fiss.models.segmenter import Segmenter, pad
+from fiss.progress import Watcher
+from fiss.simulation.world import Presence
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
-from fiss.watch import Watcher
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fiss.data.background import Table
+from fiss.data.label_maps import Table
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.labels import BACKGROUND, LabelSpace
 from fiss.methods.base import Method, Step
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter, pad
+from fiss.progress import Watcher
 from fiss.training.batches import Reader
-from fiss.watch import Watcher
 
 
 @dataclass(frozen=True)

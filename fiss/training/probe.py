@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fiss.data.transforms import normalise
 from fiss.labels import BACKGROUND, IGNORE
-from fiss.methods.monitors import Evidence, Looks
 from fiss.models.output import Output
 from fiss.models.segmenter import Segmenter, pad
-from fiss.sums import add_up
+from fiss.monitors.rules import Evidence, Looks
+from fiss.ops.scatter import add_up
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
 

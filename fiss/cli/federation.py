@@ -1,0 +1,109 @@
+"""The commands of a real federation: `fiss federation ...`."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="A real federation, over the network, on NVIDIA FLARE.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder, on the server's machine.")]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    site: Annotated[list[str], typer.Option(help="Name of a site; repeatable.")],
+    server: Annotated[str, typer.Option(help="The server's name, as the sites reach it.")] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Its port; the next one is the administrator's.")] = 8002,
+    what: Annotated[
+        str, typer.Option("--preset", metavar="PRESET|FILE.toml", help="Network and training (see `fiss presets`).")
+    ] = "folder",
+    method: Annotated[str, typer.Option(help="How not to forget (see `fiss methods`).")] = "fbl",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
+    ] = None,
+) -> None:
+    """Make a federation: its config, and a start-up kit for the server, each site and the administrator."""
+    from fiss.config.presets import choose
+    from fiss.deployment import provisioning
+
+    usual = ["monitor.name=features", "monitor.probed=all", "federation.largest=10", "federation.patience=3600"]
+    config = choose(what, method, (), [*usual, *(setting or [])])
+    for kit in provisioning.init(folder, config, server, site, port):
+        print(f"kit  {kit}")
+    print(f"The config of all is {folder / 'federation.toml'}. Give each site its kit, and nobody else's.")
+
+
+@app.command()
+def add(folder: Folder, site: Annotated[str, typer.Argument(help="Name of the new site.")]) -> None:
+    """Make a kit for one more site; it takes part from the next job on."""
+    from fiss.deployment import provisioning
+
+    print(f"kit  {provisioning.add(folder, site)}")
+
+
+@app.command("site")
+def site_(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The site's start-up kit.")],
+    data: Annotated[Path, typer.Option(help="A folder with images/, masks/ and classes.txt.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    batch: Annotated[int, typer.Option(min=0, help="Images per step; 0: as the federation says.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead; a few for a GPU.")] = 0,
+) -> None:
+    """At a site: write its site.toml, and show what the federation would see of its folder."""
+    from rich.console import Console
+
+    from fiss.cli.display import Display
+    from fiss.deployment.site_folder import describe, write_site
+
+    with Display(Console()) as display:
+        spec = write_site(kit, data, device, batch, workers)
+        for line in describe(spec, display):
+            display.notice(line)
+
+
+@app.command("run")
+def run_(
+    folder: Folder,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in all, those of earlier commands counted.")],
+    sites: Annotated[int, typer.Option(min=1, help="Sites that must be there to begin.")] = 1,
+) -> None:
+    """Train, and go on through whatever happens to server and sites; give it again to go on."""
+    from rich.console import Console
+
+    from fiss.cli.display import Display
+    from fiss.deployment.supervisor import supervise
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
+        signal.signal(number, signal.default_int_handler)
+    with Display(Console()) as display:
+        try:
+            run = supervise(folder, rounds, sites, display)
+        except KeyboardInterrupt:
+            again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
+            print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)
+            os._exit(130)  # threads of FLARE's that wait for a server would keep the process
+    print(f"The model is in {run.path}: fiss predict {run.path} IMAGE...")
+
+
+@app.command()
+def status(folder: Folder) -> None:
+    """Where it stands: round, classes, sites, the last transitions, losses, who was missing or refused."""
+    from rich.console import Console
+
+    from fiss.cli.listings import federation_table
+    from fiss.deployment.supervisor import survey
+
+    Console().print(federation_table(survey(folder)))
+
+
+@app.command()
+def stop(folder: Folder) -> None:
+    """End the training after the present round; `run` goes on with it."""
+    from fiss.deployment import supervisor
+
+    supervisor.stop(folder)
+    print("It ends after the present round.")

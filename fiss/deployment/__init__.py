@@ -1,0 +1,1 @@
+"""A real federation: server, sites, start-up kits, the series of jobs."""

@@ -1,0 +1,183 @@
+"""Start-up kits: a federation's folder, made by FLARE's own provisioning, and what we add to it.
+
+federation.toml   the config                     kits/NAME/     what the server, each site and the admin get
+project.yml       who takes part, for FLARE      provision/     FLARE's own, with the federation's private key
+run/              the run folder, once it runs
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
+from typing import Any
+
+from fiss.config.config import Config, read_toml, to_toml
+from fiss.deployment.server import check
+from fiss.deployment.site_folder import TEMPLATE
+from fiss.errors import UserError
+from fiss.runs.folder import write_atomically
+from fiss.simulation.scenario import with_absolute_paths
+
+ADMIN = "admin@fiss.org"
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+
+
+def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: int) -> list[Path]:
+    """A new federation; gives the kits."""
+    _needs_flare()
+    check(config)
+    config = with_absolute_paths(config)  # the server works in a folder of its own
+    if config.data.root and not Path(config.data.root).is_dir():
+        raise UserError(f"data.root = {config.data.root}: there is no such folder for the server to score on.")
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is there already: `fiss federation add` adds a site to it.")
+    _check_names([server, *sites])
+    folder.mkdir(parents=True, exist_ok=True)
+    text = to_toml(config).split("\n", 1)[1]
+    head = "# A federation's config. [data], [tasks] and most of [world] are for simulations: here the sites'\n"
+    head += "# folders say which images and classes there are.\n"
+    write_atomically(folder / "federation.toml", (head + text).encode())
+    _write_project(folder, server, sites, port)
+    return _provision(folder, [server, *sites, ADMIN])
+
+
+def add(folder: Path, site: str) -> Path:
+    """One more site, with a kit of the same federation."""
+    _needs_flare()
+    project = read_project(folder)
+    _check_names([project["server"], *project["sites"], site])
+    _write_project(folder, project["server"], [*project["sites"], site], project["port"])
+    try:
+        return _provision(folder, [site])[0]
+    except UserError:
+        _write_project(folder, project["server"], project["sites"], project["port"])
+        raise
+
+
+def read_project(folder: Path) -> dict[str, Any]:
+    """Server, sites and port."""
+    try:
+        project = json.loads((folder / "project.yml").read_bytes())
+        people = project["participants"]
+        server = next(p for p in people if p["type"] == "server")
+        return {
+            "server": server["name"],
+            "port": server["fed_learn_port"],
+            "sites": [p["name"] for p in people if p["type"] == "client"],
+        }
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        raise UserError(f"{folder}: not a federation made by `fiss federation init` ({error}).") from error
+
+
+def admin_kit(folder: Path) -> Path:
+    """The administrator's kit."""
+    return folder / "kits" / ADMIN
+
+
+def config_of(folder: Path) -> Config:
+    """The federation's config, checked."""
+    config = read_toml(folder / "federation.toml")
+    check(config)
+    return config
+
+
+def _needs_flare() -> None:
+    if importlib.util.find_spec("nvflare") is None:
+        raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise UserError(f"{name}: a name has letters, digits, dots, hyphens and underscores, at most 63 of them.")
+    if len(set(names)) != len(names):
+        raise UserError(f"{', '.join(names)}: every name once.")
+
+
+def _write_project(folder: Path, server: str, sites: Sequence[str], port: int) -> None:
+    """In JSON, which is YAML."""
+    impl = "nvflare.lighter.impl"
+    point = {"sp_end_point": f"{server}:{port}:{port + 1}"}
+    agent = {"path": "nvflare.ha.dummy_overseer_agent.DummyOverseerAgent", "overseer_exists": False, "args": point}
+    people = [{"name": server, "type": "server", "org": "fiss", "fed_learn_port": port, "admin_port": port + 1}]
+    people += [{"name": site, "type": "client", "org": "fiss"} for site in sites]
+    people += [{"name": ADMIN, "type": "admin", "org": "fiss", "role": "project_admin"}]
+    project = {
+        "api_version": 3,
+        "name": "fiss",
+        "description": "a federation of fiss",
+        "participants": people,
+        "builders": [
+            {"path": f"{impl}.workspace.WorkspaceBuilder"},
+            {
+                "path": f"{impl}.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": "grpc", "overseer_agent": agent},
+            },
+            {"path": f"{impl}.cert.CertBuilder"},
+            {"path": f"{impl}.signature.SignatureBuilder"},
+        ],
+    }
+    write_atomically(folder / "project.yml", json.dumps(project, indent=1).encode())
+
+
+def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Let FLARE make the kits, and take over those of that name."""
+    words = [
+        "-m",
+        "nvflare.cli",
+        "provision",
+        "--force",
+        "-p",
+        str(folder / "project.yml"),
+        "-w",
+        str(folder / "provision"),
+    ]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    made = sorted((folder / "provision" / "fiss").glob("prod_*"))
+    if done.returncode or not made:
+        raise UserError(f"FLARE's provisioning failed: {(done.stderr or done.stdout).strip()[-1000:]}")
+    (folder / "provision").chmod(0o700)
+    kits = []
+    for name in names:
+        kit = folder / "kits" / name
+        if kit.exists():
+            raise UserError(f"{kit} is there already.")
+        shutil.copytree(made[-1] / name, kit)
+        kit.chmod(0o700)
+        _furnish(kit)
+        kits.append(kit)
+    return kits
+
+
+def _furnish(kit: Path) -> None:
+    """What FLARE's defaults lack: our classes are allowed, jobs have a place of their own, logs stay, and a new job
+    starts at once; for a site its site.toml."""
+    default = kit / "local" / "resources.json.default"
+    resources = json.loads(default.read_bytes())
+    if "class_allow_list" in resources:
+        resources["class_allow_list"] = ["fiss.flare.transport", *resources["class_allow_list"]]
+    own = Path(gettempdir()) / f"fiss-{token_hex(8)}"  # FLARE's default is one place for all on a machine
+    if "snapshot_persistor" in resources:
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(own / "snapshots")
+    if "allow_log_streaming" in resources:  # a site's log has names of files in it: it stays there
+        resources["allow_log_streaming"] = False
+        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+    for part in resources.get("components", ()):
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(own / "jobs")
+        if part["id"] == "job_scheduler":
+            part["args"] = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
+    write_atomically(kit / "local" / "resources.json", json.dumps(resources, indent=1).encode())
+    if (kit / "startup" / "fed_client.json").is_file():
+        rules = json.loads((kit / "local" / "authorization.json.default").read_bytes())
+        every = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+        allowed = dict.fromkeys(every, "any") | {"shell_commands": "none", "byoc": "none"}
+        rules["permissions"] = {"project_admin": allowed}  # nobody reads a site's files or brings code to it
+        write_atomically(kit / "local" / "authorization.json", json.dumps(rules, indent=1).encode())
+        (kit / "site.toml").write_text(TEMPLATE, encoding="utf-8")

@@ -1,0 +1,321 @@
+"""A real federation: what its server does over the rounds, and what a site does with a message. Whatever carries the
+messages, and the federation's own loop, client and checkpoint, are those of a simulation.
+
+A site keeps its memory on its own disk, as it was before the round and after it: if the server dies and plays a round
+again, the site answers it again as if for the first time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Protocol
+
+import torch
+
+from fiss.config.config import Config, flat, to_dict, to_toml
+from fiss.data.folder import load
+from fiss.data.index import build as build_index
+from fiss.data.label_maps import evaluation_table
+from fiss.data.transforms import ScoredImages
+from fiss.deployment.site_folder import Holdings, SiteSpec
+from fiss.errors import UserError
+from fiss.federation import wire
+from fiss.federation.client import Site, answer, batches, sight
+from fiss.federation.loop import Call, Engine, Server, run
+from fiss.federation.messages import Memory, Snapshot
+from fiss.federation.wire import Packed
+from fiss.labels import LabelSpace
+from fiss.metrics import iou, mean
+from fiss.models.classifier import Weights
+from fiss.monitors.rules import RULES
+from fiss.progress import Watcher
+from fiss.rng import stream
+from fiss.runs.folder import RunFolder, State, write_atomically
+from fiss.runs.provenance import origin
+from fiss.simulation.scenario import network, private
+from fiss.training.batches import Reader
+from fiss.training.evaluate import evaluate, scored_images
+from fiss.training.fit import Trainer, pick_device, place
+
+UNTOLD = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
+"""Monitors that a site can use: the others know what only a simulation knows."""
+STOP, RENEW, JOB = "stop", "renew", "job.json"
+"""In the run folder: marks to end after this round, or to end this job because the sites have changed; and who is in
+it."""
+
+
+def check(config: Config) -> None:
+    """Refuse what makes no sense where sites own their data."""
+    if config.monitor.name not in UNTOLD:
+        raise UserError(
+            f"monitor.name = {config.monitor.name}: a real site cannot know that; use one of {', '.join(UNTOLD)}."
+        )
+    if config.federation.private_names:
+        raise UserError("federation.private_names: the server would know the key; give it in each site's site.toml.")
+    if config.joint or config.base:
+        raise UserError("joint and base belong to simulations; leave them out.")
+
+
+class Reachable(Engine, Protocol):
+    """An engine that knows who does not answer."""
+
+    missing: dict[int, str]
+    """Sites that are not asked again, and why."""
+    late: dict[int, str]
+    """Sites whose answers a round did not wait for."""
+    heard: dict[int, int]
+    """The last round in which each site's sighting was taken note of."""
+
+
+def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
+    """The sites by their numbers: those known from before keep theirs, new ones follow in the order of their names."""
+    path = folder.path / "sites.json"
+    known: list[str] = json.loads(path.read_bytes()) if path.is_file() else []
+    known += sorted(set(names) - set(known))
+    write_atomically(path, json.dumps(known).encode())
+    return {i: name for i, name in enumerate(known) if name in names}
+
+
+def open_run(config: Config, out: Path) -> RunFolder:
+    """The federation's run folder; a new one if there is none."""
+    check(config)
+    if not (out / "config.toml").is_file():
+        return RunFolder.create(out, config)
+    run = RunFolder.open(out, deployed=True)
+    if not (out / "state.json").is_file():  # no round is finished: as it is now
+        write_atomically(out / "config.toml", to_toml(config).encode())
+    began, now = flat(to_dict(run.config())), flat(to_dict(config))
+    if changed := [key for key in now if now[key] != began.get(key)]:
+        raise UserError(
+            f"{out.parent / 'federation.toml'} was changed after the run began ({', '.join(changed)}); rounds would "
+            "not belong together. Undo that, or begin a new federation."
+        )
+    return run
+
+
+def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: int, watcher: Watcher) -> None:
+    """Rounds from the last finished one on, until there are `until` of them, a mark says to end, or nobody is left."""
+    config = folder.config()
+    with folder.locked():
+        state = folder.restore()
+        server = state.server if state else _beginning(config)
+        start = state.next_round if state else 0
+        folder.add_origin(origin(torch.device("cpu")))
+        began = monotonic()
+        spec, gone = config.federation, dict[str, float]()
+        judge = Judge(config, watcher) if config.data.root else None
+        numbered = {name: n for n, name in names.items()}
+        for record in folder.records("rounds.jsonl"):  # cut to the last finished one
+            engine.heard |= {numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered}
+        _tell(folder, names, gone)
+        calls = _calls(folder, config, engine, names, start, until)
+        for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
+            asked = {*result.call.selected, *result.call.probed}
+            if asked <= engine.missing.keys():
+                break  # nobody was there: no round
+            lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
+            engine.late.clear()
+            folder.append(
+                "rounds.jsonl",
+                {
+                    "round": result.call.round,
+                    "selected": [names[n] for n in result.call.selected],
+                    "classes": list(result.server.label_space.names),
+                    "heard": [names[s.client] for s in result.sightings],
+                    "transitions": [names[s.client] for s in result.sightings if s.transition],
+                    "replies": [
+                        {
+                            **{k: v for k, v in asdict(r).items() if k not in ("weights", "client")},
+                            "site": names[r.client],
+                        }
+                        for r in result.replies
+                    ],
+                    "refused": {names[n]: why for n, why in result.refused.items()},
+                    "missing": lost,
+                    "seconds": round(monotonic() - began, 3),
+                },
+            )
+            gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
+            _tell(folder, names, gone)
+            for name, why in lost.items():
+                watcher.notice(f"round {result.call.round + 1}: {name} took no part: {why}")
+            done = result.call.round + 1
+            if judge is not None and (scores := judge(result.server)) is not None:
+                folder.append("scores.jsonl", {"round": result.call.round, **scores})
+            engine.heard |= {sighting.client: result.call.round for sighting in result.sightings}
+            folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
+            began = monotonic()
+        (folder.path / JOB).unlink(missing_ok=True)
+
+
+class Judge:
+    """Scores the global model on images that the server has of its own (`data.root`)."""
+
+    def __init__(self, config: Config, watcher: Watcher) -> None:
+        self.config, self.watcher = config, watcher
+        self.dataset = load(Path(config.data.root).expanduser())
+        self.index = build_index(self.dataset.val, self.dataset.classes, watcher)
+        if self.index.problems:
+            raise UserError(f"data.root = {config.data.root}: {self.index.problems[0]}")
+        self.device = pick_device(config.training.device)
+        pin = self.device.type == "cuda"
+        self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
+        self.model = place(network(config, LabelSpace(((),)), "none"), self.device)
+        self.foreign: set[str] = set()
+
+    def __call__(self, server: Server) -> dict[str, Any] | None:
+        """IoU of every class, in percent, and their mean; nothing if the sites have classes that it does not know."""
+        space, config, classes = server.label_space, self.config, self.dataset.classes
+        foreign = [name for name in space.names if name not in classes]
+        if not self.foreign.issuperset(foreign):  # said once of each, not every round
+            words = ", ".join(repr(name) for name in foreign if name not in self.foreign)
+            self.watcher.notice(
+                f"not scored: {config.data.root} has no class {words}. Its classes.txt needs the sites' names, "
+                "and no score is possible where the sites hide them (key in site.toml)."
+            )
+            self.foreign.update(foreign)
+        if foreign:
+            return None
+        self.model.load(server.weights, space.sizes)
+        table = evaluation_table(classes, space)
+        view, training = config.evaluation.views[0], config.training
+        images = scored_images(view, classes, space, self.index.presence)
+        matrix = evaluate(
+            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.watcher
+        )
+        values = iou(matrix)
+        return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
+
+
+def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:
+    """For whoever supervises: who is in this job, and who has been missing since when."""
+    record = {"sites": sorted(names.values()), "missing": dict(gone)}
+    write_atomically(folder.path / JOB, json.dumps(record).encode())
+
+
+def _beginning(config: Config) -> Server:
+    """Nothing but background, and the network as it is before any training."""
+    space = LabelSpace(((),))
+    return Server(space, network(config, space).weights(), before=(None,))
+
+
+def _calls(
+    folder: RunFolder, config: Config, engine: Reachable, names: Mapping[int, str], start: int, until: int
+) -> Iterator[Call]:
+    """Who is asked, round after round."""
+    for round_ in range(start, until):
+        if any((folder.path / mark).exists() for mark in (STOP, RENEW)):
+            return
+        there = [n for n in sorted(names) if n not in engine.missing]
+        if not there:
+            return
+        count = min(config.world.per_round, len(there))
+        selected = tuple(sorted(stream(config.seed, "select", round_).sample(there, count)))
+        yield Call(round_, selected, tuple(there) if config.monitor.probed == "all" else selected)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A site's memory on its disk."""
+
+    round: int
+    settled: Memory
+    """After the rounds before that one."""
+    probed: Memory | None
+    """After a probe in it."""
+    now: Memory
+
+
+class Attendant:
+    """Answers for one site: each message as it comes, with what the site's folder holds at that moment."""
+
+    def __init__(self, folder: Path, config: Config, spec: SiteSpec, watcher: Watcher) -> None:
+        self.path, self.watcher = folder / "memory.json", watcher
+        training = replace(
+            config.training, device=spec.device, batch=spec.batch or config.training.batch, workers=0, cache=0.0
+        )
+        self.config = config = replace(config, training=training)
+        if training.threads:
+            torch.set_num_threads(training.threads)
+        device = pick_device(spec.device)
+        self.holdings = Holdings(spec, config.augment, device, watcher)
+
+        def make(weights: str) -> Any:
+            return place(network(config, LabelSpace(((),)), weights), device)
+
+        teacher = make("none") if config.method.needs_teacher else None
+        try:
+            yardstick = make(spec.weights or config.model.weights)
+        except UserError as error:
+            watcher.notice(f"new images are compared by an untrained network: {error}")
+            yardstick = make("none")
+        readers = self.holdings.readers
+        self.trainer = Trainer(make("none"), teacher, readers[0], training, readers[1], yardstick)
+        self.teachers: dict[str, Snapshot] = {}
+        self.key = spec.key
+        self.looked: tuple[int, Site] | None = None
+        self.shown: Weights | None = None
+
+    def __call__(self, packed: Packed) -> Packed:
+        """Its answer."""
+        text = json.loads(packed.text)
+        if text["kind"] == "probe" or self.looked is None or self.looked[0] != text["round"]:
+            self.looked, self.shown = (text["round"], self._site()), None
+        if text["kind"] == "probe":
+            return self._sight(packed, self.looked[1], text.get("heard"))
+        return self._train(packed, self.looked[1])
+
+    def _site(self) -> Site:
+        """What is there now; it stays so for the round."""
+        held = self.holdings.look_again()
+        self.trainer.reader, self.trainer.plain = self.holdings.readers
+        classes = tuple(private(name, self.key) for name in held.classes) if self.key else held.classes
+        return Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
+
+    def _sight(self, packed: Packed, site: Site, heard: int | None) -> Packed:
+        probe, _ = wire.to_probe(packed)
+        self.shown = probe.weights
+        kept = self._kept(probe.round, heard)
+        sighting, memory = sight(probe, kept.settled, site, self.config.monitor, self.trainer)
+        self._keep(replace(kept, probed=memory, now=memory))
+        return wire.from_sighting(sighting)
+
+    def _train(self, packed: Packed, site: Site) -> Packed:
+        order, _ = wire.to_order(packed, self.teachers, self.shown)
+        for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
+            del self.teachers[name]
+        kept = self._kept(order.round, None)
+        known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
+        site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
+        for epoch in batches(order, site, self.config.method, self.config.training):
+            self.trainer.reader.ask(epoch)
+        memory = kept.probed or kept.settled
+        reply, memory = answer(order, memory, site, self.config.method, self.trainer, self.watcher)
+        self._keep(replace(kept, now=memory))
+        return wire.from_reply(reply, transfer=self.config.federation.transfer)
+
+    def _kept(self, round_: int, heard: int | None) -> _Kept:
+        """As of that round: what it was before it, if it is played again, or if what the site saw in the last one never
+        reached the server."""
+        try:
+            text = json.loads(self.path.read_bytes()) if self.path.is_file() else None
+        except ValueError as error:
+            raise UserError(f"{self.path}: damaged ({error}); without it the site begins anew: remove it.") from error
+        if text is None:
+            return _Kept(round_, Memory(), None, Memory())
+        settled, now = Memory(**text["settled"]), Memory(**text["now"])
+        if text["round"] > round_:
+            self.watcher.notice(f"{self.path} is of a run that was further than this one: the site begins anew.")
+            return _Kept(round_, Memory(), None, Memory())
+        if text["round"] < round_ and heard is not None and heard < text["round"]:
+            return _Kept(round_, settled, None, settled)
+        if text["round"] == round_:
+            probed = Memory(**text["probed"]) if text["probed"] is not None else None
+            return _Kept(round_, settled, probed, now)
+        return _Kept(round_, now, None, now)
+
+    def _keep(self, kept: _Kept) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(asdict(kept)).encode())

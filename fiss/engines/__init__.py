@@ -1,1 +1,0 @@
-"""Engines carry orders to clients and replies back."""

@@ -1,0 +1,1 @@
+"""NVIDIA FLARE: the only imports of it."""

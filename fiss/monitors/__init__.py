@@ -1,0 +1,1 @@
+"""How a client notices new classes by itself, and how well that works."""

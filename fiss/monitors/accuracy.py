@@ -1,0 +1,126 @@
+"""True transitions against those that monitors saw.
+
+True: the first round in which a client holds data of a class it never held before; its first data do not count. Seen:
+its monitor fired at a probe from then on, before the client's next true transition; the delay is counted in probes of
+that client and in rounds. Every other firing is false. A transition is missed if the client was probed and its monitor
+never fired; where the client was not probed at all before its next one, nobody could have seen it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+from fiss.monitors.rules import Evidence, MonitorSpec, judge
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How one monitor did."""
+
+    true: int = 0
+    seen: int = 0
+    missed: int = 0
+    false: int = 0
+    unprobed: int = 0
+    """True transitions after which the client was not probed."""
+    delay_probes: float | None = None
+    """Mean over those seen; 0 is the first probe after the transition."""
+    delay_rounds: float | None = None
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the firings that were right."""
+        return self.seen / (self.seen + self.false) if self.seen + self.false else None
+
+    @property
+    def recall(self) -> float | None:
+        """Share seen of the true transitions that could be."""
+        return self.seen / (self.seen + self.missed) if self.seen + self.missed else None
+
+
+def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
+    """One client: the rounds of its true transitions, and its probes as (round, fired), both in order."""
+    seen = missed = unprobed = 0
+    right: list[tuple[int, int]] = []
+    for start, end in pairwise([*true, None]):
+        assert start is not None
+        own = [(r, fired) for r, fired in probes if r >= start and (end is None or r < end)]
+        fired = [i for i, (_, f) in enumerate(own) if f]
+        if fired:
+            seen += 1
+            right.append((fired[0], own[fired[0]][0] - start))
+        elif own:
+            missed += 1
+        else:
+            unprobed += 1
+    false = sum(fired for _, fired in probes) - seen
+    delays = [sum(d) / len(right) for d in zip(*right, strict=True)] if right else [None, None]
+    return Seen(len(true), seen, missed, false, unprobed, *delays)
+
+
+def total(parts: Iterable[Seen]) -> Seen:
+    """All clients together."""
+    parts = list(parts)
+    seen = sum(p.seen for p in parts)
+
+    def mean(key: str) -> float | None:
+        return sum(getattr(p, key) * p.seen for p in parts if p.seen) / seen if seen else None
+
+    counts = {key: sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")}
+    return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
+
+
+def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, Any]]) -> dict[int, Seen]:
+    """From the true transitions and the log of rounds. What came before a client's first probe was its first data for
+    the federation, so nobody could see it."""
+    probes: dict[int, list[tuple[int, bool]]] = {}
+    for record in rounds:
+        for probe in record.get("probes", ()):
+            probes.setdefault(probe["client"], []).append((record["round"], probe["transition"]))
+    last = rounds[-1]["round"] if rounds else -1
+    found = {}
+    for client in sorted({*true, *probes}):
+        own = probes.get(client, [])
+        came = [r for r in true.get(client, ()) if r <= last]
+        late = [r for r in came if own and r > own[0][0]]
+        early = len(came) - len(late)
+        seen = compare(late, own)
+        if came or own:
+            found[client] = replace(seen, true=len(came), unprobed=seen.unprobed + early)
+    return found
+
+
+def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The log of rounds as if this monitor had judged what the clients measured in them."""
+    notes: dict[int, Mapping[str, float]] = {}
+    names = [f.name for f in fields(Evidence)]
+    again = []
+    for line in rounds:
+        probes = []
+        for probe in line.get("probes", ()):
+            client = probe["client"]
+            fired, kept = judge(
+                spec,
+                Evidence(**{name: probe[name] for name in names if probe.get(name) is not None}),
+                notes.get(client, {}),
+            )
+            probes.append({"client": client, "transition": fired and client in notes})  # first data do not count
+            notes[client] = kept
+        again.append({"round": line["round"], "probes": probes})
+    return again
+
+
+def record(seen: Seen) -> dict[str, float | None]:
+    """As it stands in scores.jsonl."""
+    return {
+        "true": seen.true,
+        "seen": seen.seen,
+        "missed": seen.missed,
+        "false": seen.false,
+        "unprobed": seen.unprobed,
+        "precision": seen.precision,
+        "recall": seen.recall,
+        "delay_probes": None if seen.delay_probes is None else round(seen.delay_probes, 3),
+        "delay_rounds": None if seen.delay_rounds is None else round(seen.delay_rounds, 3),
+    }

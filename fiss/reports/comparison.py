@@ -1,0 +1,149 @@
+"""Runs side by side: mean and deviation over seeds, one row per method.
+
+Runs share a row only if their configs agree in everything but the seed and where they were computed; rows of one
+method that differ say in what.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from csv import writer
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fiss.config.config import COMPUTED, Config, flat, to_dict
+from fiss.config.presets import label
+from fiss.errors import UserError
+from fiss.monitors.accuracy import by_client, replay, total
+from fiss.monitors.rules import RULES
+from fiss.runs.folder import RunFolder
+
+FREE = (
+    "seed",
+    "base",
+    "keep",
+    *COMPUTED,
+    "evaluation.every",
+    "data.root",
+    "model.weights",
+    "federation.private_names",
+)
+"""Keys in which runs of one row may differ."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of strings: what the runs share, a heading, rows, and what to know about them."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+    def markdown(self) -> str:
+        """As a Markdown table."""
+        lines = [self.head, ("---",) * len(self.head), *self.rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n".join([table, *(f"\n{note}" for note in self.notes)])
+
+    def csv(self) -> str:
+        """As comma-separated values, the title first."""
+        text = StringIO()
+        writer(text, lineterminator="\n").writerows([(self.title,), self.head, *self.rows])
+        return text.getvalue()
+
+
+def compare(paths: Iterable[Path], view: str) -> Comparison:
+    """mIoU after each task, then old, new and forgetting after the last, of every method and preset."""
+    groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[Config, list[dict[str, Any]]]]] = defaultdict(dict)
+    notes = []
+    for path in paths:
+        folder = RunFolder.open(path)
+        config = folder.config()
+        scores = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
+        ends = [r for r in scores if r["view"] == view]
+        if not ends:
+            views = sorted({r["view"] for r in scores})
+            why = f"was scored in view {', '.join(views)} only" if views else "has no finished task yet"
+            raise UserError(f"{path} {why}; --set evaluation.views=published,full scores a run in both.")
+        if not folder.finished():
+            notes.append(f"{path} is not finished; its last task is {ends[-1]['task']}.")
+            ends = [*ends, {"miou": None, "old": None, "new": None, "forgetting": None}]
+        group = groups[row_key(config)]
+        if config.seed in group:
+            raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
+        group[config.seed] = (config, ends)
+    tasks = max(len([e for e in ends if "task" in e]) for group in groups.values() for _, ends in group.values())
+    configs = [next(iter(group.values()))[0] for group in groups.values()]
+    rows = []
+    for name, config, group in zip(labels(configs), configs, groups.values(), strict=True):
+        runs = [ends for _, ends in group.values()]
+        cells = [cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
+        if config.joint:  # one task only, and what it reaches belongs beside the others' last
+            cells = ["-"] * (tasks - 1) + cells[:1]
+        cells += [cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
+        rows.append((name, str(len(runs)), *cells))
+    head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
+    presets = ", ".join(dict.fromkeys(config.name for config in configs))
+    return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
+
+
+def monitors(paths: Iterable[Path]) -> list[Comparison]:
+    """How every monitor would have done with what the clients of those runs measured; runs that differ in their seed
+    only are taken together."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Config, list[dict[str, Any]], dict[int, list[int]]]]]
+    groups = defaultdict(list)
+    for path in paths:
+        folder = RunFolder.open(path)
+        config, rounds = folder.config(), folder.records("rounds.jsonl")
+        if not any(record.get("probes") for record in rounds):
+            raise UserError(
+                f"{path}: nobody was probed in it, since its tasks were told. Run with --monitor oracle and --set "
+                "monitor.probed=all, or in a world that is not synchronous."
+            )
+        true = {int(client): own for client, own in folder.splits()["transitions"].items()}
+        groups[row_key(config)].append((config, rounds, true))
+    names = labels([own[0][0] for own in groups.values()])
+    head = ("monitor", "precision", "recall", "delay, probes", "delay, rounds", "true", "seen", "missed", "false",
+        "not probed")  # fmt: skip
+    found = []
+    for label_, own in zip(names, groups.values(), strict=True):
+        rows = []
+        for name in RULES:
+            parts = [by_client(true, replay(replace(c.monitor, name=name), rounds)) for c, rounds, true in own]
+            seen = total(part for one in parts for part in one.values())
+            shares = ("-" if share is None else f"{share:.2f}" for share in (seen.precision, seen.recall))
+            delays = ("-" if d is None else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
+            counts = map(str, (seen.true, seen.seen, seen.missed, seen.false, seen.unprobed))
+            ran = " (as it ran)" if name == own[0][0].monitor.name else ""
+            rows.append((name + ran, *shares, *delays, *counts))
+        runs = f"{len(own)} run" + "s" * (len(own) > 1)
+        found.append(Comparison(f"Monitors, replayed: {label_} ({runs})", head, tuple(rows), ()))
+    return found
+
+
+def row_key(config: Config) -> tuple[tuple[str, str], ...]:
+    """What runs of one row have in common."""
+    return tuple(sorted((k, str(v)) for k, v in flat(to_dict(config)).items() if k not in FREE))
+
+
+def labels(configs: Sequence[Config]) -> list[str]:
+    """Each config's method; where two have the same, the keys in which they differ."""
+    plain = [label(config) for config in configs]
+    found = []
+    for name, config in zip(plain, configs, strict=True):
+        twins = [flat(to_dict(c)) for c, other in zip(configs, plain, strict=True) if other == name]
+        own = flat(to_dict(config))
+        keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
+        found.append(", ".join([name, *(f"{key} {own[key]}" for key in keys)]))
+    return found
+
+
+def cell(values: Sequence[float | None]) -> str:
+    """Mean and, of several, deviation; a dash where there is nothing."""
+    there = [v for v in values if v is not None]
+    if not there:
+        return "-"
+    return f"{mean(there):.1f}" + (f" ± {stdev(there):.1f}" if len(there) > 1 else "")

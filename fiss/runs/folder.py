@@ -1,0 +1,351 @@
+"""The run folder: what is in it, and how it survives being killed at any moment.
+
+Every file is written beside its place and moved there in one step. `state.json` is written last in a round and says
+how long the two logs are and which weights belong to it, with their digests; whatever lies beyond that is from a round
+that did not finish, and is cut off on resume.
+
+    config.toml     the complete config            splits.json    who was selected, who held which images
+    rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
+    state.json      where the run stands, and every client's memory
+    origin.json     program, machine and time, for each time it was begun or gone on with
+    weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fiss.config.config import Config, read_toml, to_dict, to_toml
+from fiss.errors import UserError
+from fiss.federation.loop import Server
+from fiss.federation.messages import Memory, Snapshot
+from fiss.labels import LabelSpace
+from fiss.models.classifier import Weights
+
+FORMAT = 1
+LOGS = ("rounds.jsonl", "scores.jsonl")
+NEWER: dict[str, tuple[str, ...]] = {
+    "training": ("compile", "graphs", "later_epochs", "horizon", "least_rate"),
+    "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
+    "federation": ("private_names", "largest", "quorum", "patience", "transfer"),
+    "monitor": (),
+}
+"""Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands between two rounds."""
+
+    next_round: int
+    server: Server
+    memories: dict[int, Memory]
+    finished: bool
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> "RunFolder":
+        """A new run folder that holds its config; an existing one is never written into."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"{path} is there already and is not written over: `fiss resume {path}` goes on with it, "
+                "--out names another."
+            )
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")  # made beside its place: it is whole or not there
+        try:
+            if part.exists():
+                shutil.rmtree(part)
+            (part / "weights").mkdir(parents=True)
+            write_atomically(part / "config.toml", to_toml(config).encode())
+            part.replace(path)
+        except OSError as error:
+            raise UserError(f"{path}: the run folder cannot be made ({error}).") from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path, deployed: bool = False) -> "RunFolder":
+        """An existing run folder; that of a real federation only for those who ask for one."""
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.toml.")
+        if (path / "sites.json").is_file() and not deployed:
+            raise UserError(
+                f"{path} is the run of a real federation, and this is for simulations: `fiss federation status` says "
+                "where it stands, and `fiss predict` uses its model."
+            )
+        return cls(path)
+
+    def config(self) -> Config:
+        """The config the run was started with."""
+        return read_toml(self.path / "config.toml")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process works in a run folder; the lock goes with the process, however that ends."""
+        with (self.path / "config.toml").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"{self.path}: another process is working in it; wait for it, or stop it.") from error
+            yield
+
+    # Splits
+
+    def splits(self) -> dict[str, Any]:
+        """Who was selected, who held what, and the digest of the data set's names and labels (`data`)."""
+        try:
+            found = json.loads((self.path / "splits.json").read_bytes())
+            return {**found, "data": str(found["data"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / 'splits.json'}: missing, damaged or foreign ({error}).") from error
+
+    def write_splits(self, splits: Mapping[str, Any]) -> None:
+        """Keep the splits, or make sure that they are those the run began with."""
+        data, path = json.dumps(splits, separators=(",", ":")).encode(), self.path / "splits.json"
+        if not path.is_file():
+            write_atomically(path, data)
+        elif path.read_bytes() != data:
+            raise UserError(
+                f"{path}: the data set, or the draws from it, are not those this run began with; results would not "
+                "belong together. Restore the data, or start a new run."
+            )
+
+    # Origin
+
+    def origins(self) -> list[dict[str, Any]]:
+        """Which program on which machine worked in it, and when; none where that was not kept or cannot be read: no
+        result depends on it."""
+        try:
+            found = json.loads((self.path / "origin.json").read_bytes())
+        except (OSError, ValueError):
+            return []
+        return [record for record in found if isinstance(record, dict)] if isinstance(found, list) else []
+
+    def add_origin(self, record: Mapping[str, Any]) -> None:
+        """One more that works in it."""
+        write_atomically(self.path / "origin.json", json.dumps([*self.origins(), record], indent=1).encode())
+
+    # Logs
+
+    def append(self, log: str, record: Mapping[str, Any]) -> None:
+        """One more line; it counts once the state is committed."""
+        line = json.dumps(_finite(record), allow_nan=False)
+        with (self.path / log).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def records(self, log: str) -> list[dict[str, Any]]:
+        """All lines of a log."""
+        path = self.path / log
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        try:
+            return [json.loads(line) for line in lines if line]
+        except ValueError as error:
+            raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+    # State
+
+    def commit(self, state: State, weights: str, keep: int) -> None:
+        """Make a finished round count. `weights` names where its model goes."""
+        server, teacher, last = state.server, state.server.teacher, self._record()
+        digests = {**last.get("digests", {}), last.get("weights"): last.get("sha256")}
+        digest = self.write_weights(weights, server.label_space, server.weights)
+        kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
+        for name, snapshot in kept.items():
+            if name not in digests or not self._weights(name).is_file():
+                digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
+        teachers = sorted({*kept, *([teacher.name] if teacher else [])})
+        record = {
+            "format": FORMAT,
+            "next_round": state.next_round,
+            "finished": state.finished,
+            "config": config_digest(self.config()),
+            "weights": weights,
+            "sha256": digest,
+            "digests": {name: digests[name] for name in teachers if name in digests},
+            "teacher": teacher.name if teacher else None,
+            "before": [snapshot.name if snapshot else None for snapshot in server.before],
+            "taught": {str(client): snapshot.name for client, snapshot in sorted(server.taught.items())},
+            "lengths": {log: _flush(self.path / log) for log in LOGS},
+            "memories": {str(client): asdict(memory) for client, memory in sorted(state.memories.items())},
+        }
+        write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
+        weights_folder = self.path / "weights"
+        for old in sorted(weights_folder.glob("round-*.safetensors"))[:-keep]:
+            old.unlink()
+        for old in weights_folder.glob("before-*.safetensors"):
+            if old.stem not in kept:  # nobody's teacher any more
+                old.unlink()
+
+    def restore(self) -> State | None:
+        """The last finished round, logs cut to it; None if no round was finished."""
+        path = self.path / "state.json"
+        if not path.is_file():
+            rounds = self.path / "rounds.jsonl"
+            if rounds.is_file() and rounds.read_bytes().count(b"\n") > 1:  # the first may be unfinished
+                raise UserError(f"{path} is gone, but rounds were finished: restore it, or start a new run elsewhere.")
+            for log in LOGS:
+                (self.path / log).unlink(missing_ok=True)
+            return None
+        try:
+            record = json.loads(path.read_bytes())
+            if record["format"] != FORMAT:
+                raise UserError(f"{path}: format {record['format']}, this fiss reads format {FORMAT}.")
+            if record["config"] != config_digest(self.config()):
+                raise UserError(
+                    f"{self.path / 'config.toml'} was changed after the run began; rounds would not belong together. "
+                    "Undo that, or start a new run with the changed file."
+                )
+            lengths = {log: int(record["lengths"][log]) for log in LOGS}
+            known = {f.name for f in fields(Memory)}  # earlier versions remembered other things too
+            memories = {
+                int(client): Memory(**{k: v for k, v in memory.items() if k in known})
+                for client, memory in record["memories"].items()
+            }
+            next_round, finished = int(record["next_round"]), bool(record["finished"])
+            name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+            digests = {str(known): str(value) for known, value in record.get("digests", {}).items()}
+            before = list(record.get("before", ()))
+            taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
+        model = self.read_weights(name, digest)
+        teacher = self.read_weights(taught_by, digests.get(taught_by)) if taught_by else None
+        for log, length in lengths.items():
+            _cut(self.path / log, length)
+        kept = {known: self.read_weights(known, digests.get(known)) for known in {*before, *taught.values()} if known}
+        server = Server(
+            model.label_space,
+            model.weights,
+            teacher,
+            tuple(kept[known] if known else None for known in before),
+            {client: kept[known] for client, known in taught.items()},
+        )
+        return State(next_round, server, memories, finished)
+
+    def finished(self) -> bool:
+        """Whether the last round has been played."""
+        return bool(self._record().get("finished"))
+
+    def _record(self) -> dict[str, Any]:
+        """What state.json says, nothing if it cannot be read."""
+        try:
+            return dict(json.loads((self.path / "state.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    # Weights
+
+    def write_weights(self, name: str, label_space: LabelSpace, weights: Weights) -> str:
+        """Write a model; gives its digest."""
+        from safetensors.torch import save
+
+        about = json.dumps({"format": FORMAT, "label_space": label_space.groups})
+        # One key only: the library writes several in random order, and equal models would differ in their bytes.
+        data = save({k: v.cpu().contiguous() for k, v in weights.items()}, metadata={"fiss": about})
+        write_atomically(self._weights(name), data)
+        return hashlib.sha256(data).hexdigest()
+
+    def read_weights(self, name: str, digest: str | None = None) -> Snapshot:
+        """A model of this run: its weights, and the label space that rebuilds it."""
+        path = self._weights(name)
+        if not path.is_file():
+            there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
+            raise UserError(f"{path}: there is no such model. This run has: {', '.join(there) or 'none yet'}.")
+        return read_model(path, digest)
+
+    def tasks_done(self) -> list[int]:
+        """Those whose last model is there."""
+        there = sorted(int(p.stem.removeprefix("task-")) for p in (self.path / "weights").glob("task-*.safetensors"))
+        if not there:
+            raise UserError(f"{self.path}: no task is finished yet, so there is no model to look at.")
+        return there
+
+    def _weights(self, name: str) -> Path:
+        return self.path / "weights" / f"{name}.safetensors"
+
+
+def read_model(path: Path, digest: str | None = None) -> Snapshot:
+    """A model file of ours, checked against its digest where one is known."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if digest is not None and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise UserError(f"{path}: damaged, its digest is not the one in state.json.")
+        with safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get("fiss")
+            if about is None:
+                raise UserError(f"{path}: not a model that fiss wrote (no label space in it).")
+            label_space = LabelSpace(tuple(tuple(group) for group in json.loads(about)["label_space"]))
+            return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+
+def config_digest(config: Config) -> str:
+    """Digest of all that decides the result; where and with how many processes a run is computed does not."""
+    values = to_dict(config)
+    for key in ("device", "workers", "cache"):
+        del values["training"][key]
+    plain = to_dict(Config())
+    for section, keys in NEWER.items():
+        for key in keys or list(values[section]):
+            if values[section][key] == plain[section][key]:
+                del values[section][key]
+        if not values[section]:
+            del values[section]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    """Plain values with None in place of what JSON cannot say."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file or nothing of it, also if the power goes."""
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _flush(path: Path) -> int:
+    """Make sure a log is on the disk; gives its length."""
+    if not path.is_file():
+        return 0
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return file.seek(0, os.SEEK_END)
+
+
+def _cut(path: Path, length: int) -> None:
+    size = path.stat().st_size if path.is_file() else 0
+    if size < length:
+        raise UserError(f"{path}: {size} bytes, state.json says {length}; lines of finished rounds are missing.")
+    if size > length:
+        with path.open("rb+") as file:
+            file.truncate(length)

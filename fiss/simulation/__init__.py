@@ -1,0 +1,1 @@
+"""A whole federation on one machine: its world, its engines, its experiment."""

@@ -1,0 +1,256 @@
+"""A config with everything it needs opened and checked: the data, the world that is drawn from it, the readers."""
+
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fiss.config.config import Config
+from fiss.data.cache import Decoded, free_bytes
+from fiss.data.dataset import Dataset, Split
+from fiss.data.index import Index, check, missing_classes
+from fiss.data.sources import open_dataset
+from fiss.data.transforms import ScoredImages, TrainingImages
+from fiss.errors import UserError
+from fiss.federation.client import Site
+from fiss.labels import LabelSpace, TaskStream
+from fiss.models.segmenter import Segmenter, build, check_spec
+from fiss.progress import Watcher
+from fiss.rng import address
+from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
+from fiss.training.batches import Reader, steps_per_epoch
+from fiss.training.fit import pick_device, place
+
+
+def is_told(config: Config) -> bool:
+    """Whether tasks are announced, as in the published runs; else the server knows nothing of them."""
+    return config.joint or (config.monitor.name == "told" and config.world.synchronous)
+
+
+def network(config: Config, label_space: LabelSpace, weights: str | None = None) -> Segmenter:
+    """As the method wants it, what is random addressed by the seed; `weights` instead of the model's own."""
+    spec = config.model if weights is None else replace(config.model, weights=weights)
+    model = build(spec, label_space.sizes, address(config.seed, "model"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(address(config.seed, "wire"))
+        config.method.wire(model)
+    return model
+
+
+def private(name: str, key: str) -> str:
+    """A class name as it travels where names are private: sites that share the key agree on it, others cannot read
+    it."""
+    return hmac.new(key.encode(), name.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A config with its data opened and checked and its world drawn."""
+
+    config: Config
+    dataset: Dataset
+    train: Index
+    val: Index
+    tasks: TaskStream
+    plan: Plan
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the networks live."""
+        return pick_device(self.config.training.device)
+
+    def steps(self, start: int = 0) -> int:
+        """Optimizer steps of all rounds from `start` on."""
+        return _steps(self.config, self.plan, start)
+
+    @property
+    def told(self) -> bool:
+        """Whether the server hears of every task, as in the published runs."""
+        return is_told(self.config)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The classes by the names under which they travel."""
+        key = self.config.federation.private_names
+        return tuple(private(name, key) for name in self.dataset.classes) if key else self.dataset.classes
+
+    def task_names(self, task: int) -> tuple[str, ...]:
+        """A task's classes by those names."""
+        return tuple(self.names[i - 1] for i in self.tasks.tasks[task])
+
+    @property
+    def first_space(self) -> LabelSpace:
+        """What the server begins with: the first task's classes where tasks are told, else nothing but background."""
+        return LabelSpace((self.task_names(0) if self.told else (),))
+
+    def readable(self, label_space: LabelSpace) -> LabelSpace:
+        """A label space with the classes' own names."""
+        own = dict(zip(self.names, self.dataset.classes, strict=True))
+        if lost := [name for name in label_space.names if name not in own]:
+            raise UserError(
+                f"The data set has no class {lost[0]!r}, which the model knows: restore its classes' names."
+            )
+        return LabelSpace(tuple(tuple(own[name] for name in group) for group in label_space.groups))
+
+    def site(self, round_: int, client: int) -> Site:
+        """What a client owns in a round."""
+        task, holding = self.plan.stage(client, round_)[1], self.plan.holding(client, round_)
+        labelled = self._labelled(task, holding)
+        so_far = sum(r <= round_ for r in self.transitions[client]) if not self.told else 0
+        turn = self.plan.turns[round_]
+        trains = self.told or self.config.world.train_staying or not self.plan.stays(client, round_)
+        return Site(self.names, holding.images, labelled, self.config.seed, so_far, turn.task, trains)
+
+    def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
+        """Ids that a site labels; where tasks are not told, only those that its images show."""
+        ids = holding.classes if self.config.world.own_labels else self.tasks.tasks[task]
+        if self.told:
+            return ids
+        shown = np.asarray(self.train.presence[list(holding.images)].any(0))
+        return tuple(i for i in ids if shown[i])
+
+    @cached_property
+    def transitions(self) -> dict[int, tuple[int, ...]]:
+        """The true ones: rounds in which a client first holds a class it never held, its first data left out."""
+        found: dict[int, tuple[int, ...]] = {}
+        for client, stages in self.plan.stages.items():
+            seen: set[int] = set()
+            rounds: list[int] = []
+            for start, task, _ in stages:
+                if (task, client) in self.plan.holdings:
+                    now = set(self._labelled(task, self.plan.holding(client, start)))
+                    if seen and now - seen:
+                        rounds.append(start)
+                    seen |= now
+            found[client] = tuple(rounds)
+        return found
+
+    @cached_property
+    def decoded(self) -> tuple[Split, Split]:
+        """Both splits, kept in memory once read; validation images, which are all read in every round, first."""
+        most = min(int(self.config.training.cache * 2**30), free_bytes() // 2)
+        val = Decoded(self.dataset.val, self.val.sizes, most)
+        return Decoded(self.dataset.train, self.train.sizes, most - val.bytes_kept), val
+
+    @cached_property
+    def training_images(self) -> Reader:
+        """Reads augmented images."""
+        images = TrainingImages(self.decoded[0], self.config.augment)
+        return Reader(images, self.config.training.workers, self.device.type == "cuda")
+
+    @cached_property
+    def plain_images(self) -> Reader:
+        """Reads training images as they are, to look at."""
+        images = ScoredImages(self.decoded[0], self.config.augment.crop)
+        return Reader(images, self.config.training.workers, self.device.type == "cuda")
+
+    @cached_property
+    def scored_images(self) -> Reader:
+        """Reads images to score."""
+        images = ScoredImages(self.decoded[1], self.config.evaluation.size)
+        return Reader(images, self.config.training.workers, self.device.type == "cuda")
+
+    def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
+        """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
+        return place(network(self.config, label_space, None if fresh else "none"), self.device)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of all names and labels."""
+        digest = sha256(json.dumps([list(self.dataset.train.stems), list(self.dataset.val.stems)]).encode())
+        for index in (self.train, self.val):
+            digest.update(index.pixels.tobytes())
+        return digest.hexdigest()
+
+    def splits(self) -> dict[str, Any]:
+        """Who is selected and who holds what, in names rather than numbers; and a digest of all names and labels."""
+        stems = self.dataset.train.stems
+        tasks = [
+            {
+                "classes": self.tasks.names(task),
+                "clients": {
+                    str(client): {
+                        "classes": [self.tasks.classes[i - 1] for i in held.classes],
+                        "images": [stems[i] for i in held.images],
+                    }
+                    for (t, client), held in self.plan.holdings.items()
+                    if t == task
+                },
+            }
+            for task in range(len(self.tasks.tasks))
+        ]
+        rounds = [{k: v for k, v in asdict(turn).items() if k != "present"} for turn in self.plan.turns]
+        record = {"data": self.data_digest, "rounds": rounds, "tasks": tasks}
+        if self.told:
+            return record
+        return record | {
+            "present": [turn.present for turn in self.plan.turns],
+            "stages": {str(client): stages for client, stages in self.plan.stages.items()},
+            "redrawn": {
+                f"{task}/{client}/{n}": [stems[i] for i in held.images]
+                for (task, client, n), held in self.plan.redrawn.items()
+            },
+            "transitions": {str(client): rounds for client, rounds in self.transitions.items()},
+        }
+
+
+def prepare(config: Config, watcher: Watcher) -> Setup:
+    """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
+    if config.training.threads:
+        torch.set_num_threads(config.training.threads)
+    if (device := pick_device(config.training.device)).type == "cuda":
+        torch.cuda.set_device(device)
+    check_spec(config.model)
+    dataset = open_dataset(config.data)
+    for notice in dataset.notices:
+        watcher.notice(notice)
+    tasks = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
+    train, val = check(dataset, watcher)
+    left_out = [name for i, name in enumerate(dataset.classes, 1) if i not in tasks.seen(len(tasks.tasks) - 1)]
+    if left_out:
+        watcher.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
+    for notice in missing_classes(dataset, train, val):
+        watcher.notice(notice)
+    everyone = not is_told(config) and config.monitor.probed == "all"
+    plan = make_plan(config.world, config.tasks, tasks, train.presence, config.seed, everyone)
+    if config.joint:
+        steps = _steps(config, plan)
+        plan = joint_plan(plan, tasks, train.presence, steps)
+        tasks = TaskStream(tasks.classes, (tasks.seen(len(tasks.tasks) - 1),))
+    return Setup(config, dataset, train, val, tasks, plan)
+
+
+def _steps(config: Config, plan: Plan, start: int = 0) -> int:
+    training = config.training
+
+    def of(task: int, client: int) -> int:
+        images = len(plan.holdings[task, client].images)
+        return training.epochs_in(task == 0) * steps_per_epoch(images, training.batch, training.drop_last)
+
+    return sum(
+        turn.steps if turn.steps is not None else of(plan.stage(client, turn.round)[1], client)
+        for turn in plan.turns[start:]
+        for client in turn.selected
+    )
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The config with its paths made absolute, so that it means the same from any folder."""
+
+    def absolute(text: str) -> str:
+        return str(Path(text).expanduser().absolute()) if text else text
+
+    weights = config.model.weights
+    return replace(
+        config,
+        base=absolute(config.base),
+        data=replace(config.data, root=absolute(config.data.root)),
+        model=replace(config.model, weights=absolute(weights) if weights.endswith(".safetensors") else weights),
+    )

@@ -1,0 +1,244 @@
+"""Many runs with one command: every method and seed of a preset, the first task trained once per seed and shared.
+
+Each run is a process of its own with a run folder of its own, so one that fails takes nothing with it. What is finished
+is skipped and what was interrupted goes on, so the same command can be given again at any time.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import sleep
+
+from fiss import methods
+from fiss.config.config import COMPUTED, Config, flat, to_dict, to_toml
+from fiss.config.presets import method_for
+from fiss.errors import UserError, unknown
+from fiss.methods.base import Method
+from fiss.runs.folder import RunFolder
+from fiss.simulation.scenario import is_told
+
+PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
+BASE = "finetune"
+"""Trains the first task that the others take over."""
+
+
+def contenders(words: Sequence[str]) -> list[str]:
+    """Names of methods, ablations (fbl-without-pod) and `joint`; `paper` and `all` stand for several."""
+    ablations = [f"fbl-without-{part}" for part in methods.find("fbl").ablations]
+    groups = {"paper": list(PAPER), "ablations": ablations, "all": [*methods.METHODS, *ablations, "joint"]}
+    named = [name for word in words for name in groups.get(word, [word])]
+    known = [*groups["all"], *groups]
+    for name in named:
+        if name not in known and ":" not in name:
+            raise unknown("method", name, [*known, "or package.module:Class"])
+    return list(dict.fromkeys(named))
+
+
+def numbers(text: str) -> list[int]:
+    """Seeds as the command line gives them."""
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        raise UserError(f"--seeds {text}: expected whole numbers separated by commas.") from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    name: str
+    seed: int
+    config: Config
+    folder: Path
+    base: Path | None
+    """The run whose first task it takes over."""
+
+
+def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path, share: bool = False) -> list[Job]:
+    """The jobs, those that others build on first. `share`: a method that would train the first task in its own way
+    takes the common one over too."""
+    if preset.base or preset.joint:
+        raise UserError(
+            "A sweep decides itself which runs begin from another and which are joint: leave base and joint."
+        )
+    jobs: dict[Path, Job] = {}
+    for seed in seeds:
+        base = out / f"{preset.name}-{BASE}-seed{seed}"
+        wanted = [_job(preset, name, seed, out, base, share) for name in names]
+        if any(job.base for job in wanted):
+            jobs[base] = _job(preset, BASE, seed, out, base, share)
+        for job in wanted:
+            if job.folder in jobs and jobs[job.folder] != job:
+                raise UserError(f"{job.name} and {jobs[job.folder].name} would both be {job.folder}.")
+            jobs[job.folder] = job
+    return sorted(jobs.values(), key=lambda job: job.base is not None)  # stable: otherwise as asked for
+
+
+def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: bool) -> Job:
+    joint = name == "joint"
+    plain, _, part = name.partition("-without-")
+    own = joint or plain == methods.name_of(preset.method)  # a config file may have its own fields for one method
+    method = preset.method if own else method_for(preset.data.name, plain)
+    method = methods.ablate(method, part) if part else method
+    told = is_told(replace(preset, joint=joint))
+    alone = joint or name == BASE or not told or not (share or _first_task_is_plain(method))
+    label = name.replace(":", ".").lower()
+    config = replace(preset, seed=seed, joint=joint, method=method, base="" if alone else str(base.absolute()))
+    return Job(name, seed, config, out / f"{preset.name}-{label}-seed{seed}", None if alone else base)
+
+
+def _first_task_is_plain(method: Method) -> bool:
+    """Whether it would train the first task as finetune does, so that it may take it over."""
+    verbs = ("wire", "arm", "first_losses")
+    same = all(getattr(type(method), verb) is getattr(Method, verb) for verb in verbs)
+    return same and method.mean_over == methods.find(BASE).mean_over
+
+
+@dataclass
+class Progress:
+    """Where a job stands."""
+
+    job: Job
+    state: str = "waiting"
+    """waiting, running, finished or failed."""
+    detail: str = ""
+    """The round it is in, or why it failed."""
+    miou: tuple[float | None, ...] = ()
+    """After each finished task."""
+    sizes: tuple[int, ...] = ()
+    """Of the logs when they were last read."""
+
+
+def look(progress: Progress) -> None:
+    """Read from the run folder what there is to know."""
+    job = progress.job
+    if not (job.folder / "config.toml").is_file():
+        return
+    folder = RunFolder.open(job.folder)
+    sizes = tuple(
+        p.stat().st_size if p.is_file() else 0 for p in (job.folder / "scores.jsonl", job.folder / "rounds.jsonl")
+    )
+    if sizes == progress.sizes:
+        return
+    progress.sizes = sizes
+    try:
+        ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == _view(job)]
+        rounds = len(folder.records("rounds.jsonl"))
+    except (UserError, KeyError):
+        return  # a line is being written
+    progress.miou = tuple(r["miou"] for r in ends)
+    if progress.state == "running":
+        progress.detail = f"task {len(ends)}, {rounds} rounds done"
+
+
+def has_scores(job: Job) -> bool:
+    """Whether a task of it is finished, so that it can be compared."""
+    progress = Progress(job)
+    look(progress)
+    return bool(progress.miou)
+
+
+def _view(job: Job) -> str:
+    return job.config.evaluation.views[0]
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Refuse two runs in one folder, and folders that hold runs with other settings."""
+    for job in jobs:
+        if sum(other.folder == job.folder for other in jobs) > 1:
+            raise UserError(
+                f"Two runs of this sweep would both be {job.folder}: give the config files other names inside."
+            )
+        if not (job.folder / "config.toml").is_file():
+            continue
+        there, wanted = (_plain(config) for config in (RunFolder.open(job.folder).config(), job.config))
+        odd = [key for key in wanted if there.get(key) != wanted[key]]
+        if odd:
+            raise UserError(
+                f"{job.folder} holds a run with other settings ({', '.join(odd)}); --out names another folder."
+            )
+
+
+def _plain(config: Config) -> dict[str, object]:
+    """Settings that decide the result by more than rounding; paths may be written in two ways."""
+    values = {key: value for key, value in flat(to_dict(config)).items() if key not in COMPUTED}
+    values["base"] = bool(values["base"])
+    for key in ("data.root", "model.weights"):
+        text = values[key]
+        if key == "data.root" or text.endswith(".safetensors"):
+            values[key] = str(Path(text).expanduser().absolute()) if text else text
+    return values
+
+
+def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]], None]) -> Iterator[Progress]:
+    """Run all jobs, `parallel` at a time; gives each as it ends. `tell` hears of all of them again and again."""
+    board = {job.folder: Progress(job) for job in jobs}
+    for progress in board.values():
+        if (progress.job.folder / "state.json").is_file() and RunFolder.open(progress.job.folder).finished():
+            progress.state, progress.detail = "finished", "was there"
+            look(progress)
+    running: dict[Path, subprocess.Popen[bytes]] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are stopped with the sweep
+    try:
+        while any(p.state in ("waiting", "running") for p in board.values()):
+            for folder, progress in board.items():
+                if progress.state == "waiting" and len(running) < parallel and _ready(progress.job, board):
+                    running[folder] = _start(progress.job, parallel)
+                    progress.state = "running"
+                elif progress.state == "waiting" and progress.job.base in board:
+                    base = board[progress.job.base]
+                    if base.state == "failed" and not _has_first_task(base.job):
+                        progress.state, progress.detail = "failed", f"{base.job.folder.name} failed"
+                        yield progress
+            for folder, process in list(running.items()):
+                progress = board[folder]
+                look(progress)
+                if process.poll() is not None:
+                    del running[folder]
+                    progress.state = "finished" if process.returncode == 0 else "failed"
+                    progress.detail = "" if process.returncode == 0 else _last_line(_log(progress.job))
+                    yield progress
+            tell(list(board.values()))
+            sleep(0.2)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ready(job: Job, board: dict[Path, Progress]) -> bool:
+    return job.base is None or _has_first_task(board[job.base].job)
+
+
+def _has_first_task(job: Job) -> bool:
+    """Whether the model after its first task is written; that is enough for the others to begin."""
+    return (job.folder / "weights" / "task-0.safetensors").is_file()
+
+
+def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
+    _log(job).parent.mkdir(parents=True, exist_ok=True)
+    if (job.folder / "config.toml").is_file():
+        words = ["resume", str(job.folder)]
+    else:
+        file = _log(job).with_name(f"{job.folder.name}.toml")
+        file.write_text(to_toml(job.config), encoding="utf-8")
+        words = ["run", str(file), "--out", str(job.folder)]
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    variables = os.environ | ({"OMP_NUM_THREADS": str(threads)} if parallel > 1 else {})
+    with _log(job).open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "fiss", *words], stdout=log, stderr=log, env=variables)
+
+
+def _log(job: Job) -> Path:
+    return job.folder.parent / ".sweep" / f"{job.folder.name}.log"
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1].strip() if lines else 'no output'} (see {path})"

@@ -1,0 +1,501 @@
+"""A deployment without its network: what a site answers, what a server takes, and what either refuses."""
+
+import gc
+import json
+import multiprocessing
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from federated import DATA, TASKS, Local, attendant, config, final, stage
+from PIL import Image
+
+from fiss.cli.listings import federation_table
+from fiss.data.sources import DataSpec
+from fiss.data.transforms import AugmentSpec
+from fiss.deployment import provisioning, server, supervisor
+from fiss.deployment.server import Attendant, Judge, lead, open_run
+from fiss.deployment.site_folder import TEMPLATE, Holdings, read_site, write_site
+from fiss.errors import UserError
+from fiss.federation import wire
+from fiss.federation.aggregate import FederationSpec
+from fiss.federation.messages import Order, Probe, Reply, Sighting, Snapshot
+from fiss.labels import LabelSpace
+from fiss.methods import find
+from fiss.monitors.rules import MonitorSpec
+from fiss.progress import Watcher
+from fiss.runs.folder import RunFolder
+from fiss.simulation.scenario import private
+
+
+def listed_fields():
+    """The fields that docs/privacy.md lists, by message."""
+    text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    found, kind = {"both": set(), "sighting": set(), "reply": set()}, "both"
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and set(cells[0]) != {"-"} and cells[0] != "message":
+            kind = next((k for k in found if k in cells[0]), kind)
+            found[kind] |= set(re.findall(r"`([\w/.]+)`", cells[1]))
+    return {k: found["both"] | found[k] for k in ("sighting", "reply")}
+
+
+def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a", "b"))
+    sent = []
+
+    class Spied(Local):
+        def probe(self, probes):
+            for probe in probes:
+                sent.append(self.attendants[probe.client](wire.from_probe(probe)))
+                yield wire.to_sighting(sent[-1])[0]
+
+        def ask(self, orders):
+            for order in orders:
+                sent.append(self.attendants[order.client](wire.from_order(order)))
+                yield wire.to_reply(sent[-1])[0]
+
+    run = open_run(settings, tmp_path / "run")
+    engine = Spied({i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))})
+    lead(run, engine, {0: "a", 1: "b"}, 2, Watcher())
+    stage(tmp_path, 1, ("a", "b"))
+    lead(run, engine, {0: "a", 1: "b"}, 4, Watcher())
+    fields = listed_fields()
+    kinds, counted = set(), 0
+    for packed in sent:
+        text = json.loads(packed.text)
+        kinds.add(text["kind"])
+        names = set(text) | {"model/..." for name in packed.arrays}
+        assert names <= fields[text["kind"]] | {"model/..."}
+        assert fields[text["kind"]] - {"model/..."} <= set(text)
+        assert text["memory"] is None
+        assert all(name.startswith("model/") for name in packed.arrays)
+        assert "scan" not in packed.text  # no name of a file
+        if text["kind"] == "reply" and text["report"]["pseudo_labels"]:
+            counted += 1
+            new = {DATA.classes[i - 1] for i in TASKS[1]}
+            assert not any(new & set(epoch["offered"]) for epoch in text["report"]["pseudo_labels"])
+    assert kinds == {"sighting", "reply"}
+    assert counted > 0
+
+
+def test_the_server_may_have_images_of_its_own(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    shutil.copytree(tmp_path / "a", tmp_path / "own")
+    (tmp_path / "own" / "train.txt").write_text("scan000\n")
+    (tmp_path / "own" / "val.txt").write_text("scan001\nscan002\nscan003\n")
+    plain = config()
+    settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
+    run = open_run(settings, tmp_path / "run")
+    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 2, Watcher())
+    scores = run.records("scores.jsonl")
+    assert [record["round"] for record in scores] == [0, 1]
+    assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
+    assert sum(value or 0 for value in scores[-1]["iou"].values()) > 0
+    known = {"folder": "f", "sites": ["a"], "there": None, "server": "s", "port": 1, "stopping": False}
+    table = federation_table({**known, **supervisor.progress(run), "scores": scores[-1:]})
+    assert "mIoU after round 2" in list(table.columns[0].cells)
+    (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
+    judge, server, said = Judge(settings, Watcher()), run.restore().server, []
+    assert {"round": 1, **judge(server)} == scores[-1]
+    judge.watcher = SimpleNamespace(notice=said.append)
+    for names in (("hidden",), ("hidden",), ("hidden", "too")):
+        assert judge(replace(server, label_space=LabelSpace(((*names, *server.label_space.names),)))) is None
+    assert [words.split(". ")[0].split("no class ")[1] for words in said] == ["'hidden'", "'too'"]  # once of each
+    with pytest.raises(UserError, match=r"federation.toml was changed .*training.epochs"):
+        open_run(replace(settings, training=replace(settings.training, epochs=2)), tmp_path / "run")
+    (tmp_path / "own" / "masks" / "scan002.png").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="scan002"):
+        Judge(settings, Watcher())
+
+
+def test_a_round_that_is_played_again_is_answered_again(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    run = open_run(settings, tmp_path / "run")
+    desk = attendant(tmp_path, settings)
+    lead(run, Local({0: desk}), {0: "a"}, 2, Watcher())
+    kept = shutil.copytree(run.path, tmp_path / "kept")
+    lead(run, Local({0: desk}), {0: "a"}, 3, Watcher())
+    again = RunFolder(kept)
+    lead(again, Local({0: desk}), {0: "a"}, 3, Watcher())  # the server died and lost its third round
+    for name, tensor in final(run).weights.items():
+        assert torch.equal(final(again).weights[name], tensor)
+    memory = json.loads(desk.path.read_bytes())
+    assert (memory["round"], memory["settled"]["epochs"], memory["now"]["epochs"]) == (2, 2, 3)
+
+
+def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    said = []
+
+    class Hears(Watcher):
+        def notice(self, text):
+            said.append(text)
+
+    (tmp_path / "site.toml").write_text('data = "a"\n[names]\ndisc = "circle"\n')
+    spec = read_site(tmp_path / "site.toml")
+    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Hears())
+    first = holdings.look_again()
+    assert (len(first.images), first.classes[0]) == (6, "circle")
+    assert set(first.labelled) <= {1, 2, 3}
+    assert holdings.look_again().mark == first.mark
+    reader = holdings.readers[0]
+    whole = (tmp_path / "a" / "masks" / "scan000.png").read_bytes()
+    (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "a" / "images" / "lonely.png").write_bytes((tmp_path / "a" / "images" / "scan001.png").read_bytes())
+    second = holdings.look_again()
+    assert len(second.images) == 5
+    assert second.mark != first.mark
+    assert holdings.readers[0] is not reader
+    holdings.look_again()
+    assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
+    (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
+    assert holdings.look_again().mark == first.mark
+    wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
+    wrong[0, 0] = 200
+    Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
+    assert len(holdings.look_again().images) == 5
+    assert "mask ids [200] are not in classes.txt" in said[-1]
+
+
+def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_path):
+    settings, ended = config(), {}
+    for workers in (0, 1):
+        root = tmp_path / str(workers)
+        stage(root, 0, ("a",))
+        run, desk = open_run(settings, root / "run"), attendant(root, settings, workers=workers)
+        for rounds in (1, 2):
+            lead(run, Local({0: desk}), {0: "a"}, rounds, Watcher())
+            stage(root, rounds, ("a",))
+        ended[workers] = final(run).weights
+    assert all(torch.equal(ended[1][name], tensor) for name, tensor in ended[0].items())
+    gc.collect()
+    assert len(multiprocessing.active_children()) == 2  # to train and to look; those of the first files are gone
+    del desk, run
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dat = 'a'", "Did you mean 'data'"),
+        ("batch = 4", "data is missing"),
+        ("data = 'nowhere'", "images is not there"),
+        ("data = 'a'\nbatch = 1", "must be 2 or more"),
+        ("data = 'a'\nbatch = '4'", "expected int"),
+        ("data = 'a'\nworkers = -1", "must be 0 or more"),
+        ("data = 'a'\nworkers = 'all'", "expected int"),
+        ("data = 'a'\n[names]\ndisc = 3", "maps a class name"),
+        ("data = 'a'\n[names]\ndisk = 'x'", "Did you mean 'disc'"),
+        ("data = ", "site.toml"),
+    ],
+)
+def test_a_site_file_that_is_wrong_says_so(tmp_path, text, says):
+    stage(tmp_path, 0, ("a",))
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(UserError, match=says):
+        read_site(tmp_path / "site.toml")
+
+
+def test_what_makes_no_federation_is_refused(tmp_path):
+    told = replace(config(), monitor=MonitorSpec("told"))
+    with pytest.raises(UserError, match="a real site cannot know that"):
+        open_run(told, tmp_path / "run")
+    with pytest.raises(UserError, match="every name once"):
+        provisioning.init(tmp_path / "f", config(), "localhost", ["a", "a"], 9000)
+    with pytest.raises(UserError, match="letters, digits"):
+        provisioning.init(tmp_path / "f", config(), "localhost", ["a b"], 9000)
+    with pytest.raises(UserError, match="no such folder for the server"):
+        provisioning.init(
+            tmp_path / "f", replace(config(), data=DataSpec("folder", root="nowhere")), "localhost", ["a"], 9000
+        )
+    with pytest.raises(UserError, match="not a federation"):
+        provisioning.read_project(tmp_path)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_job_cannot_call_what_it_likes():
+    flare = pytest.importorskip("fiss.flare.transport")
+    with pytest.raises(UserError, match="not for a job to call"):
+        flare._named("os:system", flare.SITE_MAINS)
+
+
+class Scripted:
+    """A carrier whose sites answer as they are told to."""
+
+    def __init__(self, answers):
+        self.answers, self.asked = answers, []
+
+    def exchange(self, messages, read, quorum, patience):
+        for site, packed in messages:
+            self.asked.append((site, packed))
+            said = self.answers[site](packed)
+            if not isinstance(said, str):
+                try:
+                    said = read(site, said)
+                except Exception as error:
+                    said = f"{type(error).__name__}: {error}"
+            yield site, said
+
+
+def test_a_site_that_cannot_be_understood_is_left_out():
+    flare = pytest.importorskip("fiss.flare.transport")
+    space = LabelSpace(((), ("x",)))
+    weights = {"w": torch.ones(2)}
+
+    def good(packed):
+        return wire.from_reply(Reply(0, 3, weights))
+
+    answers = {
+        "a": good,
+        "b": good,  # speaks for another
+        "c": lambda packed: wire.Packed("nonsense"),
+        "d": lambda packed: wire.Packed(json.dumps({"kind": "reply", "client": 3, "surprise": 1})),
+        "e": lambda packed: "it did not answer in time",
+        "f": lambda packed: flare.TOO_LATE,
+        "g": lambda packed: wire.Packed(good(packed).text.replace('"images": 3', '"images": 1e300'), {}),
+        "h": lambda packed: wire.Packed(good(packed).text.replace('"losses": {}', '"losses": {"a": "b"}'), {}),
+        "i": lambda packed: wire.Packed(good(packed).text + " " * 2**24),
+        "j": lambda packed: wire.Packed(
+            good(packed).text.replace('"losses": {}', '"losses": {"a": 1' + "0" * 400 + "}")
+        ),
+        "k": lambda packed: wire.Packed(
+            good(packed).text.replace('"report": {}', '"report": ' + "[" * 900 + "]" * 900)
+        ),
+        "l": lambda packed: wire.Packed(good(packed).text.replace('"client": 0', '"client": true')),
+    }
+    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcdefghijkl")), FederationSpec())
+    teacher = Snapshot("before-0001", space, weights)
+    orders = [Order(n, 4, space, weights, teacher) for n in range(12)]
+    assert [reply.client for reply in engine.ask(orders)] == [0]
+    assert set(engine.missing) == {1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
+    assert engine.late == {5: flare.TOO_LATE}
+    assert "too long" in engine.missing[8]
+    assert "speaks for another" in engine.missing[1]
+    assert [reply.client for reply in engine.ask(orders)] == [0]
+    sent = [packed for site, packed in engine.carrier.asked if site == "a"]
+    assert [any(name.startswith("teacher/") for name in packed.arrays) for packed in sent] == [True, False]
+    answers["a"] = lambda packed: wire.from_sighting(Sighting(0))
+    assert [said.client for said in engine.probe([Probe(0, 5, space, weights)])] == [0]
+    answers["a"] = good
+    list(engine.ask([Order(0, 5, space, {**weights, "new": torch.ones(1)}, teacher)]))
+    site, packed = engine.carrier.asked[-1]
+    assert (site, set(packed.arrays)) == ("a", {"model/new"})  # one model each way in a round, no more
+
+
+def test_a_round_ends_by_quorum_or_patience():
+    """With a controller that lets sites answer, fail, run out of time, or say nothing."""
+    flare = pytest.importorskip("fiss.flare.transport")
+    cancelled = []
+
+    class Controller:
+        def __init__(self, behaviour):
+            self.behaviour = behaviour
+
+        def broadcast(self, task, fl_ctx, targets, min_responses):
+            (site,) = targets
+            how = self.behaviour[site]
+            if how in ("answers", "fails", "raves", "empty"):
+                result = {
+                    "answers": lambda: flare._shareable(wire.Packed(site)),
+                    "raves": lambda: flare._shareable(wire.Packed("what?")),
+                    "empty": flare.Shareable,
+                    "fails": lambda: flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION),
+                }[how]()
+                come = SimpleNamespace(client=SimpleNamespace(name=site), result=result)
+                task.result_received_cb(client_task=come, fl_ctx=None)
+            if how in ("answers", "runs out"):
+                status = flare.TaskCompletionStatus
+                task.completion_status = status.OK if how == "answers" else status.TIMEOUT
+                task.task_done_cb(task=task, fl_ctx=None)
+
+        def cancel_task(self, task):
+            cancelled.append(task.props["site"])
+
+    def reading(site, packed):
+        if packed.text != site:
+            raise UserError("nonsense")
+        return packed
+
+    def outcome(behaviour, **limits):
+        carrier = flare.Carrier(Controller(behaviour), None, SimpleNamespace(triggered=False), list(behaviour))
+        found = dict(carrier.exchange([(site, wire.Packed("hello")) for site in behaviour], reading, **limits))
+        return {site: what if isinstance(what, str) else "answer" for site, what in found.items()}
+
+    late = flare.TOO_LATE
+    four = {"a": "answers", "b": "answers", "c": "silent", "d": "silent"}
+    assert outcome(four, quorum=0.5) == {"a": "answer", "b": "answer", "c": late, "d": late}
+    assert cancelled == ["c", "d"]
+    lies = outcome({"a": "raves", "b": "empty", "c": "answers", "d": "silent"}, quorum=0.25)  # they do not count
+    assert lies["c"] == "answer"
+    assert all("cannot be read" in lies[site] for site in "ab")
+    mixed = outcome({"a": "answers", "b": "fails", "c": "runs out"}, patience=5)
+    assert mixed["a"] == "answer"
+    assert "its log says why" in mixed["b"]
+    assert "in time" in mixed["c"]
+    stopped = flare.Carrier(Controller(four), None, SimpleNamespace(triggered=True), list(four))
+    with pytest.raises(UserError, match="was stopped"):
+        list(stopped.exchange([(site, wire.Packed("hello")) for site in four], reading))
+
+
+def test_what_never_reached_the_server_is_said_again(tmp_path):
+    """A sighting is lost on its way: the site's memory goes back to before it, and its monitor fires once more."""
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    desk = attendant(tmp_path, settings)
+
+    class Lossy(Local):
+        lost = -1
+
+        def probe(self, probes):
+            for probe in probes:
+                packed = desk(wire.from_probe(probe, heard=self.heard.get(probe.client, -1)))
+                if probe.round == self.lost:
+                    self.late[probe.client] = "lost"
+                else:
+                    yield wire.to_sighting(packed)[0]
+
+        def ask(self, orders):
+            return super().ask([order for order in orders if order.client not in self.late])
+
+    run = open_run(settings, tmp_path / "run")
+    engine = Lossy({0: desk})
+    lead(run, engine, {0: "a"}, 2, Watcher())
+    stage(tmp_path, 1, ("a",))
+    engine.lost = 2
+    lead(run, engine, {0: "a"}, 4, Watcher())
+    records = run.records("rounds.jsonl")
+    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
+    assert records[2]["missing"] == {"a": "lost"}
+    assert json.loads(desk.path.read_bytes())["now"]["teacher"] == "before-0003"
+    assert run.restore().server.taught[0].name == "before-0003"
+
+
+def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
+    """The disk is full when a round is to count; it is played again without the site, which comes back later."""
+    settings = config()
+    stage(tmp_path, 0, ("a", "b"))
+    desks = {i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
+
+    class Told(Local):
+        def probe(self, probes):
+            for probe in probes:
+                packed = wire.from_probe(probe, heard=self.heard.get(probe.client, -1))
+                yield wire.to_sighting(self.attendants[probe.client](packed))[0]
+
+    run, names = open_run(settings, tmp_path / "run"), {0: "a", 1: "b"}
+    lead(run, Told(desks), names, 2, Watcher())
+    stage(tmp_path, 1, ("a",))
+    commit = RunFolder.commit
+    monkeypatch.setattr(RunFolder, "commit", lambda *words: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        lead(run, Told(desks), names, 3, Watcher())
+    monkeypatch.setattr(RunFolder, "commit", commit)
+    lead(run, Told(desks), {1: "b"}, 3, Watcher())
+    lead(run, Told(desks), names, 4, Watcher())
+    records = run.records("rounds.jsonl")
+    assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
+    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
+    assert run.restore().server.taught[0].name == "before-0003"
+
+
+def test_a_config_may_be_put_right_before_the_first_round(tmp_path):
+    settings = config()
+    open_run(settings, tmp_path / "run")
+    server.numbers(RunFolder(tmp_path / "run"), ["a"])
+    other = replace(settings, seed=9)
+    assert open_run(other, tmp_path / "run").config() == other
+    with pytest.raises(UserError, match="run of a real federation"):  # by `fiss resume`, `fiss report`, ...
+        RunFolder.open(tmp_path / "run")
+
+
+def test_what_a_site_calls_background_is_no_class(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    site = tmp_path / "site.toml"
+    for name in ("background", ""):
+        site.write_text(f'data = "{tmp_path / "a"}"\n[names]\n"{DATA.classes[0]}" = "{name}"\n')
+        with pytest.raises(UserError, match="no classes"):
+            read_site(site)
+
+
+def test_rcils_first_model_is_the_same_again():
+    settings = replace(config(), method=find("rcil"))
+    first, again = (server._beginning(settings).weights for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_a_round_in_which_nobody_is_there_is_none(tmp_path):
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    run = open_run(settings, tmp_path / "run")
+
+    class Gone(Local):
+        def probe(self, probes):
+            self.missing |= {probe.client: "away" for probe in probes}
+            return []
+
+        def ask(self, orders):
+            return []
+
+    lead(run, Gone({}), {0: "a"}, 4, Watcher())
+    assert not (run.path / "state.json").exists()
+    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 1, Watcher())
+    with (run.path / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 1, "torn')
+    assert supervisor.progress(run)["rounds"] == 1
+
+
+def test_names_may_be_kept_from_the_server(tmp_path):
+    with pytest.raises(UserError, match="the server would know the key"):
+        open_run(config(private_names="secret"), tmp_path / "refused")
+    settings = config()
+    stage(tmp_path, 0, ("a",))
+    kit = tmp_path / "kits" / "a"
+    kit.mkdir(parents=True)
+    (kit / "site.toml").write_text(f'data = "{tmp_path / "a"}"\ndevice = "cpu"\nkey = "secret"\n')
+    run = open_run(settings, tmp_path / "run")
+    lead(run, Local({0: Attendant(kit, settings, read_site(kit / "site.toml"), Watcher())}), {0: "a"}, 1, Watcher())
+    names = run.records("rounds.jsonl")[0]["classes"]
+    assert set(names) <= {private(name, "secret") for name in DATA.classes}
+    assert names
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or b"secret" not in path.read_bytes()
+
+
+def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
+    stage(tmp_path, 0, ("my data",))
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    (kit / "site.toml").write_text(TEMPLATE)
+    with pytest.raises(UserError, match="--data"):
+        write_site(kit, tmp_path / "nowhere", "cpu", 4)
+    with pytest.raises(UserError, match="device = gpuu"):
+        write_site(kit, tmp_path / "my data", "gpuu", 4)
+    (kit / "site.toml").write_text(TEMPLATE.replace('"DATA"', "'/some where/else'"))
+    for _ in range(2):
+        spec = write_site(kit, tmp_path / "my data", "cpu", 4)
+        assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)
+    (kit / "site.toml").write_text(TEMPLATE.replace("workers = 0", ""))  # of a kit that is older than this key
+    assert write_site(kit, tmp_path / "my data", "cpu", 4).workers == 0
+    with pytest.raises(UserError, match=r"no line `workers = \.\.\.`"):
+        write_site(kit, tmp_path / "my data", "cpu", 4, workers=2)
+    (kit / "site.toml").write_text(TEMPLATE)
+    assert write_site(kit, tmp_path / "my data", "cpu", 4, workers=2).workers == 2
+    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Watcher())
+    for path in (tmp_path / "my data" / "masks").iterdir():
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+    before = holdings.look_again().mark
+    mask = next((tmp_path / "my data" / "masks").iterdir())
+    pixels = np.asarray(Image.open(mask)).copy()
+    pixels[:4] = 2
+    Image.fromarray(pixels).save(mask)
+    assert holdings.look_again().mark != before

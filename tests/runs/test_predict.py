@@ -1,0 +1,141 @@
+"""Segmenting new images with a run's model."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from worlds import picture, save
+from PIL import Image
+from typer.testing import CliRunner
+
+from fiss import predict
+from fiss.cli.main import app
+from fiss.data.sources import open_dataset, recognise
+from fiss.data.transforms import normalise
+from fiss.errors import UserError
+from fiss.federation.aggregate import FederationSpec
+from fiss.methods import find
+from fiss.progress import Watcher
+from fiss.simulation import experiment
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture
+def run(tiny, runs):
+    if not (runs / "run").exists():
+        experiment.start(tiny, runs / "run", Watcher())
+    return runs / "run"
+
+
+def test_a_mask_is_the_models_own_answer(run):
+    """At the size the model is scored at nothing is resized: argmax of its logits."""
+    predictor = predict.load(run, "cpu")
+    image = picture(32, 48)
+    with torch.inference_mode():
+        logits = predictor.model(normalise(torch.tensor(image).permute(2, 0, 1)[None])).logits_BCHW
+    assert np.array_equal(predict.segment(predictor, image), logits.argmax(1)[0].numpy())
+    assert len(predictor.names) == 9
+
+
+def test_many_channels_are_enlarged_in_parts(run, monkeypatch):
+    predictor, image = predict.load(run, "cpu"), picture(50, 70)
+    whole = predict.segment(predictor, image)
+    assert whole.shape == (50, 70)
+    monkeypatch.setattr(predict, "AT_ONCE", 3)
+    assert np.array_equal(predict.segment(predictor, image), whole)
+
+
+def test_what_is_written_is_a_data_set(run, tmp_path):
+    images = [save(tmp_path / "images" / f"{name}.png", picture(40 + i, 60, i)) for i, name in enumerate("abc")]
+    records = predict.write(predict.load(run, "cpu"), images, tmp_path, Watcher())
+    assert [sum(record["shares"].values()) for record in records] == pytest.approx([1, 1, 1])
+    mask = Image.open(tmp_path / "masks" / "b.png")
+    assert mask.mode == "P"
+    assert mask.size == (60, 41)
+    overlay = Image.open(tmp_path / "overlays" / "b.png")
+    assert overlay.width == 60
+    assert overlay.height > 41  # the legend
+    shutil.copy(tmp_path / "classes.txt", tmp_path / "names.txt")
+    data = open_dataset(recognise(tmp_path))
+    assert data.classes == predict.load(run, "cpu").names
+
+
+def test_a_model_file_needs_its_config(run, tmp_path):
+    file = shutil.copy(run / "weights" / "task-0.safetensors", tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"config\.toml"):
+        predict.load(file, "cpu")
+    shutil.copy(run / "config.toml", tmp_path)
+    assert len(predict.load(file, "cpu").names) == 6
+    assert len(predict.load(run / "weights" / "task-1.safetensors", "cpu").names) == 9
+
+
+def test_a_network_with_branches(tiny, tmp_path):
+    experiment.start(replace(tiny, method=find("rcil")), tmp_path / "r", Watcher())
+    assert predict.segment(predict.load(tmp_path / "r", "cpu"), picture()).shape == (40, 48)
+
+
+def test_private_names_need_a_list(tiny, tmp_path):
+    config = replace(tiny, federation=FederationSpec(private_names="key"))
+    experiment.start(config, tmp_path / "r", Watcher())
+    with pytest.raises(UserError, match="--classes"):
+        predict.load(tmp_path / "r", "cpu")
+    names = tmp_path / "names.txt"
+    names.write_text("disc\nring\n")
+    with pytest.raises(UserError, match="7 of the model's 9"):
+        predict.load(tmp_path / "r", "cpu", names)
+    names.write_text("ell\narrow\ncrescent\ncross\nstar\ntriangle\nsquare\nring\ndisc\n")
+    assert predict.load(tmp_path / "r", "cpu", names).names[0] == "disc"
+
+
+def test_the_command(run, tmp_path):
+    save(tmp_path / "new" / "one.png", picture())
+    other = save(tmp_path / "two.jpg", picture(seed=1))
+    words = ["predict", str(run), str(tmp_path / "new"), str(other), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "two.jpg" in done.output
+    assert sorted(p.name for p in (tmp_path / "out" / "masks").iterdir()) == ["one.png", "two.png"]
+
+
+@pytest.mark.parametrize(
+    ("images", "why"), [(["gone.png"], "missing image"), (["a/x.png", "b/x.png"], "called x"), ([], "No image")]
+)
+def test_what_cannot_be_segmented(run, tmp_path, images, why):
+    for name in images[:2] if "gone" not in str(images) else []:
+        save(tmp_path / name, picture())
+    with pytest.raises(UserError, match=why):
+        predict.write(predict.load(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Watcher())
+
+
+def test_masks_that_are_there_are_not_written_over(run, tmp_path):
+    image = save(tmp_path / "images" / "one.png", picture())
+    drawn = save(tmp_path / "masks" / "one.png", picture()).read_bytes()
+    predictor = predict.load(run, "cpu")
+    with pytest.raises(UserError, match="masks is there already"):
+        predict.write(predictor, [image], tmp_path, Watcher())
+    assert (tmp_path / "masks" / "one.png").read_bytes() == drawn
+    assert not (tmp_path / "classes.txt").exists()
+
+
+def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run, tmp_path):
+    images = [save(tmp_path / f"{name}.png", picture()) for name in "abc"]
+    images[1].write_bytes(b"no image")
+    watcher = Watcher()
+    said = []
+    watcher.notice = said.append
+    records = predict.write(predict.load(run, "cpu"), images, tmp_path / "out", watcher)
+    assert [Path(record["image"]).stem for record in records] == ["a", "c"]
+    assert len(said) == 1
+    assert "b.png" in said[0]
+
+
+def test_a_folder_without_a_model(tmp_path):
+    with pytest.raises(UserError, match="not a run folder"):
+        predict.load(tmp_path, "cpu")

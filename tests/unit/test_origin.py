@@ -1,0 +1,74 @@
+"""Which program on which machine a run's numbers come from."""
+
+import subprocess
+
+import pytest
+import torch
+
+from fiss.progress import Watcher
+from fiss.reports.report import write
+from fiss.runs import provenance
+from fiss.runs.folder import RunFolder
+from fiss.simulation import experiment
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit(tmp_path, monkeypatch):
+    monkeypatch.delenv("FISS_COMMIT", raising=False)
+    monkeypatch.setattr(provenance, "SOURCE", tmp_path / "site-packages")
+    git(tmp_path, "init", "-q")
+    for folder in ("site-packages", "fiss"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    assert provenance.commit() == ""  # of somebody's own repository around an installed package, and not ours
+    monkeypatch.setattr(provenance, "SOURCE", tmp_path)
+    head = git(tmp_path, "rev-parse", "--short", "HEAD")
+    assert provenance.commit() == head
+    (tmp_path / "new.txt").write_text("not the program")
+    assert provenance.commit() == head
+    (tmp_path / "site-packages" / "a.py").write_text("2")
+    assert provenance.commit() == head
+    (tmp_path / "fiss" / "b.py").write_text("a new method")
+    assert provenance.commit() == f"{head} and changes"
+    (tmp_path / "fiss" / "b.py").unlink()
+    (tmp_path / "fiss" / "a.py").write_text("2")
+    assert provenance.commit() == f"{head} and changes"
+    monkeypatch.setenv("PATH", "")
+    assert provenance.commit() == ""
+    monkeypatch.setenv("FISS_COMMIT", "abc1234")
+    assert provenance.commit() == "abc1234"
+
+
+def test_every_start_is_recorded(tiny, tmp_path, monkeypatch):
+    class Stop(Watcher):
+        def step(self, images, losses):
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("FISS_COMMIT", "first")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(tiny, tmp_path / "r", Stop())
+    monkeypatch.setenv("FISS_COMMIT", "second")
+    folder = experiment.resume(tmp_path / "r", Watcher())
+    records = folder.origins()
+    assert [r["commit"] for r in records] == ["first", "second"]
+    assert all(r["torch"] == torch.__version__ and r["device"] and r["began"] for r in records)
+    write([folder.path], tmp_path / "report.html", Watcher())
+    assert "<td>second</td>" in (tmp_path / "report.html").read_text()
+    experiment.resume(tmp_path / "r", Watcher())  # finished: nobody works in it
+    assert len(folder.origins()) == 2
+
+
+def test_older_runs_and_damaged_records(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.origins() == []
+    for text in ("[{", "null", "{}", "[1]"):
+        (tmp_path / "origin.json").write_text(text)
+        assert folder.origins() == []  # no result depends on it
+    folder.add_origin({"commit": "a"})
+    assert folder.origins() == [{"commit": "a"}]
