@@ -19,7 +19,7 @@ import torch
 
 from fiss.config import presets
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.world import WorldSpec
@@ -41,7 +41,7 @@ def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:
         config = replace(config, world=replace(world, lag=min(1, rounds - 1)), monitor=monitor)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        out = experiment.start(config, Path(folder) / "run", Watcher()).path
+        out = experiment.start(config, Path(folder) / "run", Progress()).path
         spent = time.perf_counter() - began
         records = RunFolder(out).records("rounds.jsonl")
         kept = sum(path.stat().st_size for path in out.glob("*.json*"))

@@ -22,7 +22,7 @@ from PIL import Image
 from fiss.config import presets
 from fiss.config.config import Config
 from fiss.deployment import provisioning
-from fiss.deployment.server import Attendant
+from fiss.deployment.server import SiteClient
 from fiss.deployment.site_folder import read_site
 from fiss.deployment.supervisor import progress
 from fiss.federation import wire
@@ -30,7 +30,7 @@ from fiss.federation.messages import Order
 from fiss.labels import LabelSpace
 from fiss.models.segmenter import build
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 
 SITES = ("a", "b", "c", "d")
@@ -105,13 +105,13 @@ def _alone(folder: Path, config: Config) -> float:
     """Seconds in which a site trains for a round, with nothing else on the machine; reading and writing its message is
     in it."""
     kit = folder / "kits" / SITES[0]
-    desk = Attendant(folder / "alone", config, read_site(kit / "site.toml"), Watcher())
+    desk = SiteClient(folder / "alone", config, read_site(kit / "site.toml"), Progress())
     space = LabelSpace(((), ("thing",)))
     weights = build(config.model, space.sizes, 0).weights()
-    packed = wire.from_order(Order(0, 0, space, weights, None), transfer=config.federation.transfer)
-    desk(packed)
+    message = wire.from_order(Order(0, 0, space, weights, None), transfer=config.federation.transfer)
+    desk(message)
     began = time.monotonic()
-    desk(packed)
+    desk(message)
     return time.monotonic() - began
 
 

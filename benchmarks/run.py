@@ -18,13 +18,13 @@ from fiss.config import presets
 from fiss.config.config import Config
 from fiss.config.presets import method_for
 from fiss.data.sources import recognise
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.world import TaskSpec, WorldSpec
 
 
-class Clock(Watcher):
+class Clock(Progress):
     """Notes when each round begins."""
 
     def __init__(self) -> None:

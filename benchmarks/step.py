@@ -22,7 +22,7 @@ from fiss.data.label_maps import evaluation_table
 from fiss.labels import LabelSpace
 from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place, set_training
 
 METHODS = ("finetune", "lwf", "ilt", "mib", "plop", "fbl", "rcil")
@@ -97,7 +97,7 @@ def network(kind: str, tiny: bool, small: bool, taught: bool, how: str) -> Segme
     """The student, or the teacher, wired as the method of that name wants it; made when first asked for."""
     sizes = Sizes(tiny, small=small)
     model = build(sizes.network, (sizes.known if taught else sizes.space).sizes, 0)
-    methods.find(kind).wire(model)
+    methods.find(kind).adapt_network(model)
     if how.startswith("compiled"):
         model.compile()
     place(model, common.device())
@@ -124,7 +124,7 @@ def our_steps(sizes: Sizes, name: str, how: str, count: int) -> tuple[Callable[[
     lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), lambda step: 1e-3, [count], 0, False)
 
     def steps() -> None:
-        fit(trainer, taught, method, lesson, Watcher())
+        fit(trainer, taught, method, lesson, Progress())
 
     return steps, trainer, taught
 

@@ -19,8 +19,8 @@ def main() -> None:
     network = build(sizes.network, sizes.space.sizes, 0).to(common.device())
     weights = network.weights()
     size = sum(t.numel() * t.element_size() for t in weights.values())
-    packed = save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
-    on_cpu = load(packed)
+    message = save({name: tensor.cpu().contiguous() for name, tensor in weights.items()})
+    on_cpu = load(message)
     rows: list[dict[str, Any]] = [
         {"what": "a client's copy of its model", "seconds": common.seconds(network.weights, given.tiny)},
         {
@@ -32,15 +32,15 @@ def main() -> None:
             "seconds": common.seconds(lambda: [t.cpu() for t in weights.values()], given.tiny),
         },
         {"what": "pack", "seconds": common.seconds(lambda: save(on_cpu), given.tiny)},
-        {"what": "unpack", "seconds": common.seconds(lambda: load(packed), given.tiny)},
+        {"what": "unpack", "seconds": common.seconds(lambda: load(message), given.tiny)},
     ]
     for row in rows:
         row["GB/s"] = size / 1e9 / row["seconds"]
     steps, _, _ = our_steps(sizes, "finetune", "eager", 5)
     notes = {
         "model bytes": size,
-        "bytes each way, per client and round": len(packed),
-        "x model": len(packed) / size,
+        "bytes each way, per client and round": len(message),
+        "x model": len(message) / size,
         "of a round of 100 steps, packing both ways and unpacking": (rows[3]["seconds"] + rows[4]["seconds"])
         * 2
         / (20 * common.seconds(steps, given.tiny)),

@@ -18,7 +18,7 @@ from fiss.data.dataset import read_image, read_lines
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.models.segmenter import Segmenter, pad
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports.pictures import colours_of
 from fiss.runs.folder import read_model
 from fiss.simulation.experiment import load_checked
@@ -102,7 +102,7 @@ def segment(predictor: Predictor, image: NDArray[np.uint8]) -> NDArray[np.uint8]
     return found.cpu().numpy()
 
 
-def write(predictor: Predictor, images: Sequence[Path], out: Path, watcher: Watcher) -> list[dict[str, Any]]:
+def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Progress) -> list[dict[str, Any]]:
     """masks/ with class ids, overlays/ to look at, and classes.txt, which together with the images is a data set of
     the kind `folder`; gives for every image the share of its pixels by class."""
     if not images:
@@ -116,13 +116,13 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, watcher: Watc
     colours = colours_of(len(predictor.names) + 1)
     records: list[dict[str, Any]] = []
     problems: list[UserError] = []
-    watcher.start("segmenting", len(images))
+    progress.start("segmenting", len(images))
     for path in images:
-        watcher.advance()
+        progress.advance()
         try:
             image = read_image(path)
         except UserError as error:
-            watcher.notice(f"left out: {error}")
+            progress.notice(f"left out: {error}")
             problems.append(error)
             continue
         if not records:
@@ -137,7 +137,7 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, watcher: Watc
         shares = {name: float(counts[i]) for i, name in enumerate(("background", *predictor.names)) if counts[i]}
         overlay(image, labels, predictor.names, colours).save(out / "overlays" / f"{path.stem}.png")
         records.append({"image": str(path), "shares": shares})
-    watcher.finish()
+    progress.finish()
     if not records:
         raise problems[0]
     return records

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 
-class Watcher:
+class Progress:
     """Hears of everything that takes time; this one ignores it all."""
 
     def notice(self, text: str) -> None:

@@ -12,23 +12,23 @@ import torch
 from fiss.data.dataset import Split
 from fiss.data.transforms import normalise
 from fiss.losses import pseudo
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.simulation.scenario import Setup, prepare
+from fiss.simulation.scenario import Scenario, open_scenario
 
 
 def see(
-    setup: Setup, folder: RunFolder, task: int, split: Split, images: list[int]
+    scenario: Scenario, folder: RunFolder, task: int, split: Split, images: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and true ids of those images."""
     snapshot = folder.read_weights(f"task-{task}")
-    model = setup.network(snapshot.label_space).eval()
+    model = scenario.network(snapshot.label_space).eval()
     model.load(snapshot.weights, snapshot.label_space.sizes)
     logits, truth = [], []
     with torch.inference_mode():
         for i in images:
             image, mask = split.read(i)
-            batch = torch.tensor(image).permute(2, 0, 1)[None].to(setup.device)
+            batch = torch.tensor(image).permute(2, 0, 1)[None].to(scenario.device)
             logits.append(model(normalise(batch)).logits_BCHW.cpu())
             truth.append(torch.from_numpy(mask.astype("int64"))[None])
     return torch.cat(logits), torch.cat(truth)
@@ -37,10 +37,10 @@ def see(
 def main(base: Path, runs: list[Path]) -> None:
     """Print a line for each proportion, then for each run and task."""
     folder = RunFolder.open(base)
-    setup = prepare(folder.config(), Watcher())
-    present = list(setup.tasks.tasks[1])
-    pool = [i for i in range(400) if setup.train.presence[i][present].any()][:160]
-    logits, truth = see(setup, folder, 0, setup.dataset.train, pool)
+    scenario = open_scenario(folder.config(), Progress())
+    present = list(scenario.tasks.tasks[1])
+    pool = [i for i in range(400) if scenario.train.presence[i][present].any()][:160]
+    logits, truth = see(scenario, folder, 0, scenario.dataset.train, pool)
     unlabelled = ~torch.isin(truth, torch.tensor(present))
     entropy, classes, truth = pseudo.entropy(logits)[unlabelled], logits.argmax(1)[unlabelled], truth[unlabelled]
     for proportion in (0.2, 0.5, 0.8, 1.0):
@@ -51,10 +51,12 @@ def main(base: Path, runs: list[Path]) -> None:
         print(f"{proportion}: right {right.sum() / given.sum():.2f}, future {future.sum() / given.sum():.2f}")
     for path in runs:
         folder = RunFolder.open(path)
-        setup = prepare(folder.config(), Watcher())
-        for task in range(1, len(setup.tasks.tasks)):
-            new = list(setup.tasks.tasks[task])
-            logits, truth = see(setup, folder, task, setup.dataset.val, list(range(len(setup.dataset.val.stems))))
+        scenario = open_scenario(folder.config(), Progress())
+        for task in range(1, len(scenario.tasks.tasks)):
+            new = list(scenario.tasks.tasks[task])
+            logits, truth = see(
+                scenario, folder, task, scenario.dataset.val, list(range(len(scenario.dataset.val.stems)))
+            )
             called = logits.argmax(1)
             claimed = torch.isin(called, torch.tensor(new))
             kinds = {"right": called == truth, "future": truth > max(new), "ground": truth == 0}

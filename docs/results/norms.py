@@ -12,28 +12,28 @@ from torch import nn
 
 from fiss.data.transforms import normalise
 from fiss.models.segmenter import Segmenter
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder
 from fiss.simulation.experiment import load_checked, score_record
-from fiss.simulation.scenario import Setup, prepare
+from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.fit import autocast, set_training
 
 
 @torch.no_grad()
-def measure_again(setup: Setup, model: Segmenter, images: int) -> None:
+def measure_again(scenario: Scenario, model: Segmenter, images: int) -> None:
     """Replace running statistics by their mean over batches of training images."""
-    set_training(model, setup.config.method, len(model.classifier.sizes), setup.config.training)
+    set_training(model, scenario.config.method, len(model.classifier.sizes), scenario.config.training)
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d) and norm.training:  # not the frozen ones of RCIL
             norm.reset_running_stats()
             norm.momentum = None  # the mean over all batches
-    batch = setup.config.training.batch
-    order = stream(setup.config.seed, "norms").sample(range(len(setup.train.presence)), images)
-    setup.plain_images.ask([(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch))
+    batch = scenario.config.training.batch
+    order = stream(scenario.config.seed, "norms").sample(range(len(scenario.train.presence)), images)
+    scenario.plain_images.ask([(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch))
     for _ in range(0, images, batch):
-        pictures = next(setup.plain_images)[0].to(setup.device)
-        with autocast(setup.config.training, setup.device):
+        pictures = next(scenario.plain_images)[0].to(scenario.device)
+        with autocast(scenario.config.training, scenario.device):
             model(normalise(pictures))
 
 
@@ -45,17 +45,17 @@ def main() -> None:
     parser.add_argument("--tasks", default="")
     options = parser.parse_args()
     for path in options.runs:
-        folder, watcher = RunFolder.open(path), Watcher()
-        setup = prepare(folder.config(), watcher)
-        model = setup.network(setup.tasks.label_space(0))
+        folder, progress = RunFolder.open(path), Progress()
+        scenario = open_scenario(folder.config(), progress)
+        model = scenario.network(scenario.tasks.label_space(0))
         for task in [int(t) for t in options.tasks.split(",") if t] or folder.tasks_done():
             snapshot = folder.read_weights(f"task-{task}")
             found = []
             for again in (False, True):
                 load_checked(model, snapshot, path)
                 if again:
-                    measure_again(setup, model, options.images)
-                record = score_record(setup, [], model, snapshot.label_space, "published", task, watcher)
+                    measure_again(scenario, model, options.images)
+                record = score_record(scenario, [], model, snapshot.label_space, "published", task, progress)
                 found.append(f"mIoU {record['miou']:.1f}, background {record['iou']['background']:.1f}")
             print(f"{path.name} task {task}: averaged: {found[0]}; measured again: {found[1]}", flush=True)
 

@@ -15,10 +15,10 @@ import torch
 
 from fiss.data.transforms import normalise
 from fiss.losses.pod import local_pod
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation.experiment import load_checked
-from fiss.simulation.scenario import prepare
+from fiss.simulation.scenario import open_scenario
 
 WEIGHTS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.0005)
 """As published: four stages, the decoder's output, the small logits."""
@@ -38,15 +38,15 @@ def logged(folder: RunFolder) -> None:
 @torch.no_grad()
 def before_a_step(folder: RunFolder) -> None:
     """POD by map, times its weight and divided by the number of maps; then all of it times the root of C / new."""
-    setup = prepare(folder.config(), Watcher())
-    snapshot, new = folder.read_weights("task-0"), list(setup.tasks.tasks[1])
-    networks = [setup.network(snapshot.label_space) for _ in range(2)]
+    scenario = open_scenario(folder.config(), Progress())
+    snapshot, new = folder.read_weights("task-0"), list(scenario.tasks.tasks[1])
+    networks = [scenario.network(snapshot.label_space) for _ in range(2)]
     for network in networks:
         load_checked(network, snapshot, folder.path)
     student, teacher = networks[0].train(), networks[1].eval()
-    shown = [i for i, row in enumerate(setup.train.presence) if row[new].any()][: setup.config.training.batch]
-    setup.plain_images.ask([[(i, "published") for i in shown]])
-    images = normalise(next(setup.plain_images)[0].to(setup.device))
+    shown = [i for i, row in enumerate(scenario.train.presence) if row[new].any()][: scenario.config.training.batch]
+    scenario.plain_images.ask([[(i, "published") for i in shown]])
+    images = normalise(next(scenario.plain_images)[0].to(scenario.device))
     ours, theirs = student(images), teacher(images)
     maps = [*zip(ours.stages, theirs.stages, strict=True), (ours.decoded_BDhw, theirs.decoded_BDhw)]
     maps.append((ours.small_BChw, theirs.small_BChw))

@@ -8,25 +8,26 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from fiss.data.dataset import Dataset
 from fiss.data.index import Index
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports.comparison import Comparison
-from fiss.simulation.sweep import Progress as SweepProgress
+from fiss.simulation.sweep import JobStatus
 
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
 
 
-class Display(Watcher):
+class Display(Progress):
     """Listens to a run and shows it; used as a context."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = console.is_terminal
-        self.progress = Progress(
+        self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}"),
@@ -43,13 +44,13 @@ class Display(Watcher):
         self.loss = ""
 
     def __enter__(self) -> "Display":
-        self.progress.start()
+        self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        self.bars.stop()
 
     def notice(self, text: str) -> None:
         """A line above the bars."""
@@ -57,24 +58,24 @@ class Display(Watcher):
 
     def start(self, what: str, total: int) -> None:
         """A bar for counted work."""
-        self.counted = self.progress.add_task(what, total=total, text=f"{total}")
+        self.counted = self.bars.add_task(what, total=total, text=f"{total}")
 
     def advance(self, done: int = 1) -> None:
         """Move that bar."""
         if self.counted is not None:
-            self.progress.advance(self.counted, done)
+            self.bars.advance(self.counted, done)
 
     def finish(self) -> None:
         """Take that bar away."""
         if self.counted is not None:
-            self.progress.remove_task(self.counted)
+            self.bars.remove_task(self.counted)
         self.counted = None
 
     def begin(self, rounds: int, steps: int, done: int) -> None:
         """The bar of the whole run."""
         self.rounds, self.steps, self.done, self.earlier = rounds, steps, done, done
         self.began = monotonic()
-        self.overall = self.progress.add_task("", total=max(steps, 1), completed=done, text="")
+        self.overall = self.bars.add_task("", total=max(steps, 1), completed=done, text="")
 
     def round(self, task: int, round: int, clients: int) -> None:
         """A round begins."""
@@ -97,7 +98,7 @@ class Display(Watcher):
             self.loss = "loss " + (" ".join(named) if len(named) > 1 else f"{next(iter(losses.values())):.3f}")
         if self.overall is not None and (losses or self.client_steps == 0):
             text = f"{self.client_name}  {self.loss}  {self._speed():.0f} img/s  {self._left()} left"
-            self.progress.update(self.overall, completed=self.done, description=self.where, text=text)
+            self.bars.update(self.overall, completed=self.done, description=self.where, text=text)
         if self.client_steps == 0 and not self.live:
             self.console.print(
                 f"{self.where}  {self.client_name}  {self.loss}  {self._speed():.0f} img/s  {self._left()} left",
@@ -189,7 +190,7 @@ def show(comparison: Comparison, caption: str) -> None:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
 
-def sweep_table(board: Iterable[SweepProgress]) -> Table:
+def sweep_table(board: Iterable[JobStatus]) -> Table:
     """Every run of a sweep: where it stands, and its mIoU after each task."""
     board = list(board)
     tasks = max((len(p.miou) for p in board), default=0)

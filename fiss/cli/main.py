@@ -153,7 +153,7 @@ def sweep(
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
 
-        def tell(board: Sequence[sweeping.Progress]) -> None:
+        def tell(board: Sequence[sweeping.JobStatus]) -> None:
             if live:
                 live.update(sweep_table(board), refresh=True)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem, shortened
 from fiss.errors import UserError
 from fiss.labels import IGNORE
-from fiss.progress import Watcher
+from fiss.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Index:
         return self.pixels > 0
 
 
-def build(split: Split, classes: tuple[str, ...], watcher: Watcher | None = None) -> Index:
+def build(split: Split, classes: tuple[str, ...], progress: Progress | None = None) -> Index:
     """The index of a split, from the cache where nothing changed."""
-    watcher = watcher or Watcher()
+    progress = progress or Progress()
     key = sha256(f"1\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
     path = cache_folder() / f"index-{key[:32]}.npz"
     listing = _listing_problems(split)
@@ -65,21 +65,21 @@ def build(split: Split, classes: tuple[str, ...], watcher: Watcher | None = None
             return f"{where}: mask ids {wrong} are outside 0 to {len(classes)} (255 is ignored)."
         return None
 
-    watcher.start(f"reading {split.name}", count)
+    progress.start(f"reading {split.name}", count)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for problem in pool.map(look, range(count)):
             problems += [problem] if problem else []
-            watcher.advance()
-    watcher.finish()
+            progress.advance()
+    progress.finish()
     index = Index(pixels[:, : len(classes) + 1], sizes, tuple(problems))
     if not problems:  # a data set with problems is read again until they are put right
         _save(path, index)
     return index
 
 
-def check(dataset: Dataset, watcher: Watcher | None = None) -> tuple[Index, Index]:
+def check(dataset: Dataset, progress: Progress | None = None) -> tuple[Index, Index]:
     """Both indices, or one error that lists what is wrong with the data set."""
-    train, val = (build(split, dataset.classes, watcher) for split in (dataset.train, dataset.val))
+    train, val = (build(split, dataset.classes, progress) for split in (dataset.train, dataset.val))
     problems = all_problems(dataset, train, val)
     if problems:
         shown = "\n  ".join(problems[:20])

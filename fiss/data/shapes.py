@@ -94,11 +94,11 @@ def _texture(rng: np.random.Generator, size: int, fine: bool) -> Points:
 
 
 def _stamp(rng: np.random.Generator, name: str, size: int) -> Bytes:
-    """A 0/1 mask of one object at a random place, size and slight turn."""
+    """A 0/1 mask of one object at a random place, size and slight round_plan."""
     radius = size * (0.16 + 0.10 * rng.random())
-    turn = np.radians(40 * (rng.random() - 0.5))
+    round_plan = np.radians(40 * (rng.random() - 0.5))
     centre = radius * 0.7 + (size - 1.4 * radius) * rng.random(2)
-    matrix = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+    matrix = np.array([[np.cos(round_plan), np.sin(round_plan)], [-np.sin(round_plan), np.cos(round_plan)]])
     canvas = Image.new("L", (size, size), 0)
     pen = ImageDraw.Draw(canvas)
     for points, fill in zip(OUTLINES[name], (1, 0), strict=False):

@@ -19,18 +19,18 @@ from fiss.data.folder import load
 from fiss.data.index import build as build_index
 from fiss.data.label_maps import evaluation_table
 from fiss.data.transforms import ScoredImages
-from fiss.deployment.site_folder import Holdings, SiteSpec
+from fiss.deployment.site_folder import SiteFolder, SiteSpec
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.client import Site, answer, batches, sight
+from fiss.federation.client import Site, answer_order, answer_probe, batches
 from fiss.federation.loop import Call, Engine, Server, run
 from fiss.federation.messages import Memory, Snapshot
-from fiss.federation.wire import Packed
+from fiss.federation.wire import Message
 from fiss.labels import LabelSpace
 from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
 from fiss.monitors.rules import RULES
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
@@ -66,7 +66,7 @@ class Reachable(Engine, Protocol):
     late: dict[int, str]
     """Sites whose answers a round did not wait for."""
     heard: dict[int, int]
-    """The last round in which each site's sighting was taken note of."""
+    """The last round in which each site's probe_result was taken note of."""
 
 
 def numbers(folder: RunFolder, names: Sequence[str]) -> dict[int, str]:
@@ -95,7 +95,7 @@ def open_run(config: Config, out: Path) -> RunFolder:
     return run
 
 
-def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: int, watcher: Watcher) -> None:
+def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: int, progress: Progress) -> None:
     """Rounds from the last finished one on, until there are `until` of them, a mark says to end, or nobody is left."""
     config = folder.config()
     with folder.locked():
@@ -105,13 +105,13 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         folder.add_origin(origin(torch.device("cpu")))
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
-        judge = Judge(config, watcher) if config.data.root else None
+        judge = ServerEvaluator(config, progress) if config.data.root else None
         numbered = {name: n for n, name in names.items()}
         for record in folder.records("rounds.jsonl"):  # cut to the last finished one
             engine.heard |= {numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered}
         _tell(folder, names, gone)
         calls = _calls(folder, config, engine, names, start, until)
-        for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
+        for result in run(server, calls, engine, config.method, spec.weighting, config.seed, progress, spec.largest):
             asked = {*result.call.selected, *result.call.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
@@ -123,8 +123,8 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
                     "round": result.call.round,
                     "selected": [names[n] for n in result.call.selected],
                     "classes": list(result.server.label_space.names),
-                    "heard": [names[s.client] for s in result.sightings],
-                    "transitions": [names[s.client] for s in result.sightings if s.transition],
+                    "heard": [names[s.client] for s in result.probe_results],
+                    "transitions": [names[s.client] for s in result.probe_results if s.transition],
                     "replies": [
                         {
                             **{k: v for k, v in asdict(r).items() if k not in ("weights", "client")},
@@ -140,23 +140,23 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
             _tell(folder, names, gone)
             for name, why in lost.items():
-                watcher.notice(f"round {result.call.round + 1}: {name} took no part: {why}")
+                progress.notice(f"round {result.call.round + 1}: {name} took no part: {why}")
             done = result.call.round + 1
             if judge is not None and (scores := judge(result.server)) is not None:
                 folder.append("scores.jsonl", {"round": result.call.round, **scores})
-            engine.heard |= {sighting.client: result.call.round for sighting in result.sightings}
+            engine.heard |= {probe_result.client: result.call.round for probe_result in result.probe_results}
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
 
 
-class Judge:
+class ServerEvaluator:
     """Scores the global model on images that the server has of its own (`data.root`)."""
 
-    def __init__(self, config: Config, watcher: Watcher) -> None:
-        self.config, self.watcher = config, watcher
+    def __init__(self, config: Config, progress: Progress) -> None:
+        self.config, self.progress = config, progress
         self.dataset = load(Path(config.data.root).expanduser())
-        self.index = build_index(self.dataset.val, self.dataset.classes, watcher)
+        self.index = build_index(self.dataset.val, self.dataset.classes, progress)
         if self.index.problems:
             raise UserError(f"data.root = {config.data.root}: {self.index.problems[0]}")
         self.device = pick_device(config.training.device)
@@ -171,7 +171,7 @@ class Judge:
         foreign = [name for name in space.names if name not in classes]
         if not self.foreign.issuperset(foreign):  # said once of each, not every round
             words = ", ".join(repr(name) for name in foreign if name not in self.foreign)
-            self.watcher.notice(
+            self.progress.notice(
                 f"not scored: {config.data.root} has no class {words}. Its classes.txt needs the sites' names, "
                 "and no score is possible where the sites hide them (key in site.toml)."
             )
@@ -183,7 +183,7 @@ class Judge:
         view, training = config.evaluation.views[0], config.training
         images = scored_images(view, classes, space, self.index.presence)
         matrix = evaluate(
-            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.watcher
+            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.progress
         )
         values = iou(matrix)
         return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
@@ -228,11 +228,11 @@ class _Kept:
     now: Memory
 
 
-class Attendant:
+class SiteClient:
     """Answers for one site: each message as it comes, with what the site's folder holds at that moment."""
 
-    def __init__(self, folder: Path, config: Config, spec: SiteSpec, watcher: Watcher) -> None:
-        self.path, self.watcher = folder / "memory.json", watcher
+    def __init__(self, folder: Path, config: Config, spec: SiteSpec, progress: Progress) -> None:
+        self.path, self.progress = folder / "memory.json", progress
         training = replace(
             config.training, device=spec.device, batch=spec.batch or config.training.batch, workers=0, cache=0.0
         )
@@ -240,50 +240,50 @@ class Attendant:
         if training.threads:
             torch.set_num_threads(training.threads)
         device = pick_device(spec.device)
-        self.holdings = Holdings(spec, config.augment, device, watcher)
+        self.site_folder = SiteFolder(spec, config.augment, device, progress)
 
         def make(weights: str) -> Any:
             return place(network(config, LabelSpace(((),)), weights), device)
 
         teacher = make("none") if config.method.needs_teacher else None
         try:
-            yardstick = make(spec.weights or config.model.weights)
+            feature_network = make(spec.weights or config.model.weights)
         except UserError as error:
-            watcher.notice(f"new images are compared by an untrained network: {error}")
-            yardstick = make("none")
-        readers = self.holdings.readers
-        self.trainer = Trainer(make("none"), teacher, readers[0], training, readers[1], yardstick)
+            progress.notice(f"new images are compared by an untrained network: {error}")
+            feature_network = make("none")
+        readers = self.site_folder.readers
+        self.trainer = Trainer(make("none"), teacher, readers[0], training, readers[1], feature_network)
         self.teachers: dict[str, Snapshot] = {}
         self.key = spec.key
         self.looked: tuple[int, Site] | None = None
         self.shown: Weights | None = None
 
-    def __call__(self, packed: Packed) -> Packed:
+    def __call__(self, message: Message) -> Message:
         """Its answer."""
-        text = json.loads(packed.text)
+        text = json.loads(message.text)
         if text["kind"] == "probe" or self.looked is None or self.looked[0] != text["round"]:
             self.looked, self.shown = (text["round"], self._site()), None
         if text["kind"] == "probe":
-            return self._sight(packed, self.looked[1], text.get("heard"))
-        return self._train(packed, self.looked[1])
+            return self._answer_probe(message, self.looked[1], text.get("heard"))
+        return self._train(message, self.looked[1])
 
     def _site(self) -> Site:
         """What is there now; it stays so for the round."""
-        held = self.holdings.look_again()
-        self.trainer.reader, self.trainer.plain = self.holdings.readers
+        held = self.site_folder.rescan()
+        self.trainer.reader, self.trainer.plain = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in held.classes) if self.key else held.classes
         return Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
 
-    def _sight(self, packed: Packed, site: Site, heard: int | None) -> Packed:
-        probe, _ = wire.to_probe(packed)
+    def _answer_probe(self, message: Message, site: Site, heard: int | None) -> Message:
+        probe, _ = wire.to_probe(message)
         self.shown = probe.weights
         kept = self._kept(probe.round, heard)
-        sighting, memory = sight(probe, kept.settled, site, self.config.monitor, self.trainer)
+        probe_result, memory = answer_probe(probe, kept.settled, site, self.config.monitor, self.trainer)
         self._keep(replace(kept, probed=memory, now=memory))
-        return wire.from_sighting(sighting)
+        return wire.from_probe_result(probe_result)
 
-    def _train(self, packed: Packed, site: Site) -> Packed:
-        order, _ = wire.to_order(packed, self.teachers, self.shown)
+    def _train(self, message: Message, site: Site) -> Message:
+        order, _ = wire.to_order(message, self.teachers, self.shown)
         for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
             del self.teachers[name]
         kept = self._kept(order.round, None)
@@ -292,7 +292,7 @@ class Attendant:
         for epoch in batches(order, site, self.config.method, self.config.training):
             self.trainer.reader.ask(epoch)
         memory = kept.probed or kept.settled
-        reply, memory = answer(order, memory, site, self.config.method, self.trainer, self.watcher)
+        reply, memory = answer_order(order, memory, site, self.config.method, self.trainer, self.progress)
         self._keep(replace(kept, now=memory))
         return wire.from_reply(reply, transfer=self.config.federation.transfer)
 
@@ -307,7 +307,7 @@ class Attendant:
             return _Kept(round_, Memory(), None, Memory())
         settled, now = Memory(**text["settled"]), Memory(**text["now"])
         if text["round"] > round_:
-            self.watcher.notice(f"{self.path} is of a run that was further than this one: the site begins anew.")
+            self.progress.notice(f"{self.path} is of a run that was further than this one: the site begins anew.")
             return _Kept(round_, Memory(), None, Memory())
         if text["round"] < round_ and heard is not None and heard < text["round"]:
             return _Kept(round_, settled, None, settled)

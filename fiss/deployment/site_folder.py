@@ -22,7 +22,7 @@ from fiss.data.folder import read_classes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError, unknown
 from fiss.labels import IGNORE
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.training.batches import Reader
 from fiss.training.fit import pick_device
 
@@ -133,9 +133,9 @@ def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0)
     return spec
 
 
-def describe(spec: SiteSpec, watcher: Watcher) -> list[str]:
+def describe(spec: SiteSpec, progress: Progress) -> list[str]:
     """What the federation would see of a folder, in words."""
-    held = Holdings(spec, AugmentSpec(), torch.device("cpu"), watcher).look_again()
+    held = SiteFolder(spec, AugmentSpec(), torch.device("cpu"), progress).rescan()
     names = [held.classes[i - 1] for i in held.labelled]
     if not held.images:
         raise UserError(f"{spec.data}: no image with a mask that can be read.")
@@ -144,7 +144,7 @@ def describe(spec: SiteSpec, watcher: Watcher) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class FolderContents:
     """What is in the folder now."""
 
     classes: tuple[str, ...]
@@ -156,18 +156,18 @@ class Held:
     """Checksum of the files."""
 
 
-class Holdings:
+class SiteFolder:
     """The folder, each file decoded once when it appears."""
 
-    def __init__(self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, watcher: Watcher) -> None:
-        self.spec, self.augment, self.device, self.watcher = spec, augment, device, watcher
+    def __init__(self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, progress: Progress) -> None:
+        self.spec, self.augment, self.device, self.progress = spec, augment, device, progress
         self.root = Path(spec.data)
         self._seen: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
         self._told: set[str] = set()
         self._mark: int | None = None
         self.readers = self._readers(FileSplit("train", (), (), ()))
 
-    def look_again(self) -> Held:
+    def rescan(self) -> FolderContents:
         """What can be read now."""
         classes = read_classes(self.root / "classes.txt")
         images, masks = (files_by_stem(self.root / name)[0] for name in ("images", "masks"))
@@ -175,7 +175,7 @@ class Holdings:
         stems = [s for s in (read_list(listed) if listed.is_file() else sorted(images)) if s in images and s in masks]
         good, shown, sums = [], np.zeros(256, bool), []
         for stem in stems:
-            found = self._look(stem, images[stem], masks[stem], len(classes))
+            found = self._check_file(stem, images[stem], masks[stem], len(classes))
             if found is not None:
                 shown |= found[0]
                 good.append(stem)
@@ -186,9 +186,9 @@ class Holdings:
             self.readers, self._mark = self._readers(split), mark
         names = tuple(self.spec.names.get(name, name) for name in classes)
         labelled = tuple(i for i in range(1, len(classes) + 1) if shown[i])
-        return Held(names, range(len(good)), labelled, mark)
+        return FolderContents(names, range(len(good)), labelled, mark)
 
-    def _look(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
+    def _check_file(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
         """Which ids a mask shows, and a checksum of both files; None if they cannot be read yet."""
         try:
             stats = image.stat(), mask.stat()
@@ -201,7 +201,7 @@ class Holdings:
                 self._seen[key] = shown, crc32(mask.read_bytes(), crc32(image.read_bytes()))
         except (UserError, OSError) as error:
             if str(error) not in self._told:
-                self.watcher.notice(f"left for the next round: {error}")
+                self.progress.notice(f"left for the next round: {error}")
                 self._told.add(str(error))
             return None
         return self._seen[key]

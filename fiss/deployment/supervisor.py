@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fiss.config.config import to_toml
 from fiss.deployment import provisioning
-from fiss.deployment.server import JOB, RENEW, STOP, Judge, open_run
+from fiss.deployment.server import JOB, RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.simulation.on_flare import write_job
 
@@ -29,29 +29,29 @@ FRESH = 40.0
 FIRST_WAIT, LONGEST_WAIT = 5.0, 3600.0
 
 
-def supervise(folder: Path, rounds: int, least: int, watcher: Watcher, patience: float = 600.0) -> RunFolder:
+def supervise(folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
     `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
     config = provisioning.config_of(folder)
     if config.data.root:
-        Judge(config, watcher)  # what is wrong with the server's images is said here, and not in a log
+        ServerEvaluator(config, progress)  # what is wrong with the server's images is said here, and not in a log
     run = open_run(config, folder / "run")
     with _alone(folder):
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
-        trouble, said, series = 0.0, "", _Series(folder, run, rounds, least, watcher)
+        trouble, said, series = 0.0, "", _Series(folder, run, rounds, least, progress)
         while not _done(run, rounds):
-            before, problem = progress(run)["rounds"], ""
+            before, problem = standing(run)["rounds"], ""
             try:
                 problem = series.one_job()
             except _away() as error:
                 problem = f"waiting for the server ({type(error).__name__})"
-            if progress(run)["rounds"] > before:
+            if standing(run)["rounds"] > before:
                 trouble = 0.0
             else:  # also if a job ended well, because none of its sites answered
                 trouble, problem = trouble or monotonic(), problem or "no site answers"
             if problem and problem != said:
-                watcher.notice(problem)
+                progress.notice(problem)
             said = problem
             if trouble and monotonic() - trouble > patience:
                 raise UserError(
@@ -95,10 +95,10 @@ def stop(folder: Path) -> None:
 
 
 def _done(run: RunFolder, rounds: int) -> bool:
-    return (run.path / STOP).exists() or progress(run)["rounds"] >= rounds
+    return (run.path / STOP).exists() or standing(run)["rounds"] >= rounds
 
 
-def progress(run: RunFolder) -> dict[str, Any]:
+def standing(run: RunFolder) -> dict[str, Any]:
     """How far it is: the rounds that count, as many as there are, and who is in the present job."""
     records: list[dict[str, Any]] = []
     with suppress(OSError, ValueError, KeyError):  # none yet; what lies beyond the length is being written
@@ -131,7 +131,7 @@ def survey(folder: Path) -> dict[str, Any]:
     return {
         "folder": folder,
         **project,
-        **progress(RunFolder(run)),
+        **standing(RunFolder(run)),
         "there": there,
         "scores": RunFolder(run).records("scores.jsonl")[-1:],
         "stopping": (run / STOP).exists(),
@@ -141,8 +141,8 @@ def survey(folder: Path) -> dict[str, Any]:
 class _Series:
     """One job after another."""
 
-    def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, watcher: Watcher) -> None:
-        self.folder, self.run, self.rounds, self.least, self.watcher = folder, run, rounds, least, watcher
+    def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
+        self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
         self.waits: dict[str, float] = {}
         """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
 
@@ -157,7 +157,7 @@ class _Series:
                 return f"waiting for {self.least} site(s), {len(there)} there"
             (run.path / RENEW).unlink(missing_ok=True)
             (run.path / JOB).unlink(missing_ok=True)
-            told = progress(run)["rounds"]
+            told = standing(run)["rounds"]
             with TemporaryDirectory(prefix="fiss-job-") as place:
                 config = to_toml(run.config())
                 out = {"out": str(run.path.absolute()), "until": self.rounds}
@@ -168,7 +168,7 @@ class _Series:
                     {"main": "fiss.simulation.on_flare:attend", "arguments": {"config": config}},
                 )
                 job = admin.submit(Path(place) / "job")
-            self.watcher.notice(f"a job with {', '.join(sorted(there))}.")
+            self.progress.notice(f"a job with {', '.join(sorted(there))}.")
             status = ""
             try:
                 while not status.startswith(ENDED):
@@ -197,9 +197,9 @@ class _Series:
 
     def _tell(self, told: int) -> int:
         """Show rounds that are new; gives how many there are."""
-        records = progress(self.run)["records"]
+        records = standing(self.run)["records"]
         for record in records[told:]:
-            self.watcher.notice(line(record))
+            self.progress.notice(line(record))
             for reply in record["replies"]:
                 self.waits.pop(reply["site"], None)
         return max(told, len(records))

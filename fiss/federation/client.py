@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.data.label_maps import training_table
-from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
+from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.monitors.rules import FEWEST, Evidence, Looks, MonitorSpec, chance, judge
-from fiss.progress import Watcher
+from fiss.monitors.rules import FEWEST, Evidence, FeatureStatistics, MonitorSpec, chance, judge
+from fiss.progress import Progress
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
 from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
-from fiss.training.probe import UNKNOWN, Pass, features, look
+from fiss.training.probe import UNKNOWN, ImagePass, features, measure
 from fiss.training.schedule import rate_at, rate_in_round
 
 
@@ -61,25 +61,27 @@ def sample(client: int, site: Site, count: int) -> Sequence[int]:
     return sorted(stream(site.seed, "probe", client).sample(list(site.images), count))
 
 
-def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer) -> tuple[Sighting, Memory]:
+def answer_probe(
+    probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer
+) -> tuple[ProbeResult, Memory]:
     """Look at its own data, let the monitor judge, and say what the server has to know. The student's weights are
     overwritten; its reader of plain images is used."""
     space = probe.label_space
     missing = tuple(name for name in site.names if name not in space.names)
     if not site.images or not space.names:  # nothing to look at, or to look through
-        return Sighting(probe.client, missing), replace(memory, evidence={})
+        return ProbeResult(probe.client, missing), replace(memory, evidence={})
     held = crc32(np.asarray(site.images, np.int64).tobytes()) if site.mark is None else site.mark
     newcomer = memory.since < 0
     assert trainer.plain is not None
     student = trainer.show(probe.weights, space.sizes)
     table, plain = probe_table(site, space), trainer.plain
-    seen = look(Pass(student, plain, sample(probe.client, site, spec.sample), table, trainer.spec))
+    seen = measure(ImagePass(student, plain, sample(probe.client, site, spec.sample), table, trainer.spec))
     changed, looks, chance_ = not newcomer and held != memory.held, memory.looks, 1.0
     if newcomer or changed:
-        assert trainer.yardstick is not None
+        assert trainer.feature_network is not None
         compared = sample(probe.client, site, spec.compared)
-        new = _plain(asdict(features(Pass(trainer.yardstick, plain, compared, table, trainer.spec))))
-        chance_ = chance(Looks(**looks), Looks(**new)) if looks else 1.0
+        new = _plain(asdict(features(ImagePass(trainer.feature_network, plain, compared, table, trainer.spec))))
+        chance_ = chance(FeatureStatistics(**looks), FeatureStatistics(**new)) if looks else 1.0
         looks = new if new["images"] >= FEWEST or not looks else looks  # too few to compare the next ones with
     now = replace(
         seen,
@@ -93,11 +95,11 @@ def sight(probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: 
     fired, notes = judge(spec, Evidence(**evidence), memory.notes)  # by what is logged, so that a replay is the same
     memory = replace(memory, held=held, looks=looks, evidence=evidence, notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
-        return Sighting(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)
+        return ProbeResult(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)
     if not fired:
-        return Sighting(probe.client, missing), memory
+        return ProbeResult(probe.client, missing), memory
     memory = replace(memory, since=probe.round, epochs=0, transitions=memory.transitions + 1)
-    return Sighting(probe.client, missing, True, len(space.groups)), memory
+    return ProbeResult(probe.client, missing, True, len(space.groups)), memory
 
 
 def probe_table(site: Site, space: LabelSpace) -> NDArray[np.int16]:
@@ -146,7 +148,7 @@ def batches(order: Order, site: Site, method: Method, spec: TrainingSpec) -> lis
     for epoch, length in enumerate(epoch_lengths(order, site, spec)):
         where = ("client", order.client, "round", order.round, "epoch", epoch)
         epochs.append(epoch_batches(site.images, spec.batch, spec.drop_last, site.seed, *where)[:length])
-    if method.looks and method.needs_teacher and order.teacher is not None:
+    if method.needs_preview and method.needs_teacher and order.teacher is not None:
         epochs = [[*_looked_at(epoch, site.seed), *epoch] for epoch in epochs]
     return epochs
 
@@ -156,13 +158,13 @@ def _looked_at(epoch: list[Batch], seed: int) -> list[Batch]:
     return [[(image, address(seed, "look", key)) for image, key in batch] for batch in epoch]
 
 
-def answer(
+def answer_order(
     order: Order,
     memory: Memory,
     site: Site,
     method: Method,
     trainer: Trainer,
-    watcher: Watcher,
+    progress: Progress,
 ) -> tuple[Reply, Memory]:
     """Train as ordered, on `batches` that the trainer's reader has been asked for. The weights of its networks are
     overwritten."""
@@ -183,9 +185,9 @@ def answer(
     lesson = Lesson(
         order.label_space, table, _rates(order, memory, spec, sum(epochs)), epochs, memory.epochs, order.first
     )
-    watcher.client(order.client, sum(epochs))
+    progress.client(order.client, sum(epochs))
     torch.manual_seed(address(site.seed, "noise", order.client, order.round))  # dropout and the like
-    fitted = fit(trainer, teacher, method, lesson, watcher)
+    fitted = fit(trainer, teacher, method, lesson, progress)
     memory = replace(memory, rate=fitted.rate, epochs=memory.epochs + len(epochs))
     reply = Reply(
         order.client,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fiss.federation.aggregate import Weighting, aggregate
-from fiss.federation.messages import Calendar, Order, Probe, Reply, Sighting, Snapshot
+from fiss.federation.messages import Calendar, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import MOST_CLASSES, LabelSpace
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights, grow
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.rng import address
 
 LONGEST_NAME = 200
@@ -26,7 +26,7 @@ class Engine(Protocol):
     """Carries probes and orders to clients and their answers back, in any order. Simulation and deployment differ in
     nothing else."""
 
-    def probe(self, probes: Sequence[Probe]) -> Iterable[Sighting]:
+    def probe(self, probes: Sequence[Probe]) -> Iterable[ProbeResult]:
         """Send the probes, wait for what the clients see."""
         ...
 
@@ -75,7 +75,7 @@ class Round:
     call: Call
     server: Server
     """After the round."""
-    sightings: tuple[Sighting, ...]
+    probe_results: tuple[ProbeResult, ...]
     """By client; none where tasks are told."""
     replies: tuple[Reply, ...]
     """Without their weights, by client."""
@@ -89,22 +89,22 @@ def run(
     method: Method,
     weighting: Weighting,
     seed: int,
-    watcher: Watcher,
+    progress: Progress,
     largest: float = 0.0,
 ) -> Iterator[Round]:
     """Play the rounds of `calls`, starting from `server`."""
     for call in calls:
-        sightings: list[Sighting] = []
+        probe_results: list[ProbeResult] = []
         if call.told is not None:
             if call.told.calendar.task == len(server.label_space.groups):
                 server = begin_task(server, call.told.names, method, seed)
         else:
             empty = not server.label_space.names
-            sightings = _probed(server, call, engine)
-            server = take_note(server, sightings, call.round, method, seed, watcher)
+            probe_results = _probed(server, call, engine)
+            server = take_note(server, probe_results, call.round, method, seed, progress)
             if empty:  # so far they could only say what they hold; now there is a model to look through
-                sightings = _probed(server, call, engine)
-                server = take_note(server, sightings, call.round, method, seed, watcher)
+                probe_results = _probed(server, call, engine)
+                server = take_note(server, probe_results, call.round, method, seed, progress)
         orders = [
             Order(
                 client,
@@ -118,14 +118,14 @@ def run(
         ]
         result = aggregate(server.weights, engine.ask(orders), weighting, call.selected, largest)
         for client, why in result.refused.items():
-            watcher.notice(f"round {call.round + 1}: the update of client {client} was refused: {why}")
+            progress.notice(f"round {call.round + 1}: the update of client {client} was refused: {why}")
         server = replace(server, weights=result.weights)
-        yield Round(call, server, tuple(sightings), result.replies, result.refused)
+        yield Round(call, server, tuple(probe_results), result.replies, result.refused)
 
 
-def _probed(server: Server, call: Call, engine: Engine) -> list[Sighting]:
+def _probed(server: Server, call: Call, engine: Engine) -> list[ProbeResult]:
     probes = [Probe(client, call.round, server.label_space, server.weights) for client in sorted(call.probed)]
-    return sorted(engine.probe(probes), key=lambda sighting: sighting.client)
+    return sorted(engine.probe(probes), key=lambda probe_result: probe_result.client)
 
 
 def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) -> Server:
@@ -135,36 +135,36 @@ def begin_task(server: Server, names: Sequence[str], method: Method, seed: int) 
 
 
 def take_note(
-    server: Server, sightings: Sequence[Sighting], round_: int, method: Method, seed: int, watcher: Watcher
+    server: Server, probe_results: Sequence[ProbeResult], round_: int, method: Method, seed: int, progress: Progress
 ) -> Server:
     """Clients have looked at their data: give those that passed to new classes their teacher, and make room for the
     classes that were missed, each once and in the order of their names, whoever reported them."""
     now = Snapshot(f"before-{round_:04d}", server.label_space, server.weights)
     groups, before, taught = len(server.label_space.groups), server.before, dict(server.taught)
     new: set[str] = set()
-    for sighting in sightings:
-        if problem := _problem(sighting, server.label_space, new):
-            watcher.notice(f"round {round_ + 1}: what client {sighting.client} reports is left out: {problem}")
+    for probe_result in probe_results:
+        if problem := _problem(probe_result, server.label_space, new):
+            progress.notice(f"round {round_ + 1}: what client {probe_result.client} reports is left out: {problem}")
             continue
-        new |= set(sighting.missing) - set(server.label_space.names)
-        if sighting.teacher is not None:
-            teacher = now if sighting.teacher >= groups else before[sighting.teacher]
+        new |= set(probe_result.missing) - set(server.label_space.names)
+        if probe_result.teacher is not None:
+            teacher = now if probe_result.teacher >= groups else before[probe_result.teacher]
             if teacher is not None:
-                taught[sighting.client] = teacher
+                taught[probe_result.client] = teacher
     if new:
         server = _grown(server, sorted(new), method, seed)
         before = (*before, now if now.label_space.names else None)
     return replace(server, before=before, taught=taught)
 
 
-def _problem(sighting: Sighting, space: LabelSpace, new: set[str]) -> str | None:
-    names = sighting.missing
+def _problem(probe_result: ProbeResult, space: LabelSpace, new: set[str]) -> str | None:
+    names = probe_result.missing
     if not all(isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names):
         return f"a class name is empty, longer than {LONGEST_NAME} letters, or no printable text"
     if len({*space.names, *new, *names}) > MOST_CLASSES:
         return f"there would be more than {MOST_CLASSES} classes"
-    if sighting.teacher is not None and not 0 <= sighting.teacher <= len(space.groups):
-        return f"it asks for the model before group {sighting.teacher}, and there are {len(space.groups)}"
+    if probe_result.teacher is not None and not 0 <= probe_result.teacher <= len(space.groups):
+        return f"it asks for the model before group {probe_result.teacher}, and there are {len(space.groups)}"
     return None
 
 
@@ -172,6 +172,6 @@ def _grown(server: Server, names: Sequence[str], method: Method, seed: int) -> S
     """Let the method settle the model, then add a group of classes; the very first have nothing to start from."""
     space = server.label_space
     start = method.start if space.names else "random"
-    settled = method.settle(server.weights) if space.names else server.weights
+    settled = method.consolidate(server.weights) if space.names else server.weights
     weights = grow(settled, len(names), start, address(seed, "grow", len(space.groups)))
     return replace(server, label_space=space.grow(names), weights=weights)

@@ -40,7 +40,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ProbeResult:
     """What a client has to say about it; its scores stay in its own memory."""
 
     client: int

@@ -1,6 +1,6 @@
 """Messages as what travels: one text of plain values, and named arrays. Nothing else, and nothing pickled.
 
-Which fields leave a site is decided here and nowhere else: `from_sighting` and `from_reply` write all a site sends.
+Which fields leave a site is decided here and nowhere else: `from_probe_result` and `from_reply` write all a site sends.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.errors import UserError
-from fiss.federation.messages import Calendar, Memory, Order, Probe, Reply, Sighting, Snapshot
+from fiss.federation.messages import Calendar, Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 
@@ -29,7 +29,7 @@ LARGEST_LOSS, MOST_LOSSES = 1e30, 20
 
 
 @dataclass(frozen=True)
-class Packed:
+class Message:
     """A message on its way."""
 
     text: str
@@ -39,18 +39,18 @@ class Packed:
 
 def from_probe(
     probe: Probe, memory: Memory | None = None, transfer: str = "float32", heard: int | None = None
-) -> Packed:
+) -> Message:
     """What a server asks; `memory` only where the site is simulated. `heard`: the last round in which the server took
     note of what this site saw."""
     text = _text("probe", probe.client, probe.round, probe.label_space, memory)
     text |= {"transfer": transfer, "heard": heard}
-    return Packed(json.dumps(text), _arrays(probe.weights, "model", transfer))
+    return Message(json.dumps(text), _arrays(probe.weights, "model", transfer))
 
 
-def to_probe(packed: Packed) -> tuple[Probe, Memory | None]:
+def to_probe(message: Message) -> tuple[Probe, Memory | None]:
     """What a site was asked."""
-    text = _read(packed, "probe")
-    model = _weights(packed.arrays, "model", text["transfer"])
+    text = _read(message, "probe")
+    model = _weights(message.arrays, "model", text["transfer"])
     probe = Probe(text["client"], text["round"], _space(text), model)
     return probe, _memory(text)
 
@@ -61,7 +61,7 @@ def from_order(
     with_teacher: bool = True,
     transfer: str = "float32",
     shown: Weights | None = None,
-) -> Packed:
+) -> Message:
     """What a server orders; its teacher by name, and its weights only if the site does not have them yet. Of the model
     only what is not the same as in `shown`, the one that the site was probed with in this round."""
     text = _text("order", order.client, order.round, order.label_space, memory)
@@ -73,25 +73,25 @@ def from_order(
         text["teacher"] = {"name": order.teacher.name, "label_space": order.teacher.label_space.groups}
         if with_teacher:
             arrays |= _arrays(order.teacher.weights, "teacher", transfer)
-    return Packed(json.dumps(text), arrays)
+    return Message(json.dumps(text), arrays)
 
 
 def to_order(
-    packed: Packed, teachers: dict[str, Snapshot], shown: Weights | None = None
+    message: Message, teachers: dict[str, Snapshot], shown: Weights | None = None
 ) -> tuple[Order, Memory | None]:
     """What a site was ordered; `teachers` are those it has, and a new one is added to them. `shown`: the model that it
     was probed with in this round."""
-    text = _read(packed, "order")
+    text = _read(message, "order")
     teacher = None
     if text["teacher"] is not None:
         name = text["teacher"]["name"]
-        if weights := _weights(packed.arrays, "teacher", text["transfer"]):
+        if weights := _weights(message.arrays, "teacher", text["transfer"]):
             teachers[name] = Snapshot(name, _space(text["teacher"]), weights)
         if name not in teachers:
             raise UserError(f"The teacher {name} was not sent.")
         teacher = teachers[name]
     calendar = Calendar(**text["calendar"]) if text["calendar"] is not None else None
-    model = _weights(packed.arrays, "model", text["transfer"])
+    model = _weights(message.arrays, "model", text["transfer"])
     if text["same"]:
         if shown is None:
             raise UserError("The order builds on a probe that this site did not see.")
@@ -99,32 +99,32 @@ def to_order(
     return Order(text["client"], text["round"], _space(text), model, teacher, calendar), _memory(text)
 
 
-def from_sighting(sighting: Sighting, memory: Memory | None = None) -> Packed:
+def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -> Message:
     """All that a site says when it is probed."""
-    return Packed(json.dumps({"kind": "sighting", **asdict(sighting), "memory": _plain(memory)}))
+    return Message(json.dumps({"kind": "probe_result", **asdict(probe_result), "memory": _plain(memory)}))
 
 
-def to_sighting(packed: Packed) -> tuple[Sighting, Memory | None]:
+def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
     """What a server hears."""
-    text = _read(packed, "sighting")
-    said = Sighting(text["client"], tuple(text["missing"]), text["transition"], text["teacher"])
+    text = _read(message, "probe_result")
+    said = ProbeResult(text["client"], tuple(text["missing"]), text["transition"], text["teacher"])
     whole = type(said.client) is int and (said.teacher is None or type(said.teacher) is int)
     if type(said.transition) is not bool or not whole:
         raise UserError("transition must be true or false, client and teacher whole numbers.")
     return said, _memory(text)
 
 
-def from_reply(reply: Reply, memory: Memory | None = None, transfer: str = "float32") -> Packed:
+def from_reply(reply: Reply, memory: Memory | None = None, transfer: str = "float32") -> Message:
     """All that a site says when it has trained."""
     text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name != "weights"}
     text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
-    return Packed(json.dumps(text), _arrays(reply.weights, "model", transfer))
+    return Message(json.dumps(text), _arrays(reply.weights, "model", transfer))
 
 
-def to_reply(packed: Packed) -> tuple[Reply, Memory | None]:
+def to_reply(message: Message) -> tuple[Reply, Memory | None]:
     """What a server hears."""
-    text = _read(packed, "reply")
-    memory, model = _memory(text), _weights(packed.arrays, "model", text["transfer"])
+    text = _read(message, "reply")
+    memory, model = _memory(text), _weights(message.arrays, "model", text["transfer"])
     del text["kind"], text["memory"], text["transfer"]
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
     if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
@@ -170,10 +170,10 @@ def _space(text: Mapping[str, Any]) -> LabelSpace:
     return LabelSpace(tuple(tuple(group) for group in text["label_space"]))
 
 
-def _read(packed: Packed, kind: str) -> dict[str, Any]:
-    if len(packed.text) > LONGEST_TEXT:
-        raise UserError(f"A message of {len(packed.text):,} letters is too long.")
-    text: dict[str, Any] = json.loads(packed.text)
+def _read(message: Message, kind: str) -> dict[str, Any]:
+    if len(message.text) > LONGEST_TEXT:
+        raise UserError(f"A message of {len(message.text):,} letters is too long.")
+    text: dict[str, Any] = json.loads(message.text)
     if text.get("kind") != kind:
         raise UserError(f"Expected a message of kind {kind}, got {str(text.get('kind'))[:40]}.")
     return text

@@ -1,8 +1,8 @@
 """NVIDIA FLARE carries the messages; only this file and flare_admin.py import it.
 
-FLARE has a controller on the server and an executor at each site. Ours hold nothing: the controller (`Relay`) hands an
-engine to a function that drives our loop, the executor (`Desk`) hands each message to one that answers it. Both
-functions are named in the job, so that this file knows of nothing above it.
+FLARE has a controller on the server and an executor at each site. Ours hold nothing: the controller (`FissController`)
+hands an engine to a function that drives our loop, the executor (`FissExecutor`) hands each message to one that answers
+it. Both functions are named in the job, so that this file knows of nothing above it.
 """
 
 import importlib
@@ -25,8 +25,8 @@ from nvflare.apis.signal import Signal
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.aggregate import FederationSpec
-from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting
-from fiss.federation.wire import Packed
+from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
+from fiss.federation.wire import Message
 from fiss.models.classifier import Weights
 
 TASK = "fiss"
@@ -34,7 +34,7 @@ TOO_LATE, TOO_SLOW, GONE = "it was too late", "it did not answer in time", "it w
 DOUBT = 20.0
 """Seconds without an answer after which FLARE is told that a site may be gone: it is, unless its job is heard of within
 a minute, which it is every ten seconds while it works."""
-Said = TypeVar("Said", Sighting, Reply)
+Answer = TypeVar("Answer", ProbeResult, Reply)
 T = TypeVar("T")
 
 
@@ -53,13 +53,13 @@ def _named(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
     return function
 
 
-def _shareable(packed: Packed) -> Shareable:
+def _shareable(message: Message) -> Shareable:
     data = Shareable()
-    data["text"], data["arrays"] = packed.text, packed.arrays
+    data["text"], data["arrays"] = message.text, message.arrays
     return data
 
 
-class Relay(Controller):  # type: ignore[misc]
+class FissController(Controller):  # type: ignore[misc]
     """On the server: calls `main(engine, **arguments)`."""
 
     def __init__(self, main: str, arguments: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Relay(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The whole job."""
         sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
-        _named(self.main, SERVER_MAINS)(Carrier(self, fl_ctx, abort_signal, sites), **self.arguments)
+        _named(self.main, SERVER_MAINS)(Transport(self, fl_ctx, abort_signal, sites), **self.arguments)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to clear up."""
@@ -83,14 +83,14 @@ class Relay(Controller):  # type: ignore[misc]
         """An answer that came too late is left out."""
 
 
-class Desk(Executor):  # type: ignore[misc]
+class FissExecutor(Executor):  # type: ignore[misc]
     """At a site: gives every message to the function that `main(folder, **arguments)` made when the first one came;
     the folder is the site's own."""
 
     def __init__(self, main: str, arguments: dict[str, Any]) -> None:
         super().__init__()
         self.main, self.arguments = main, arguments
-        self.answer: Callable[[Packed], Packed] | None = None
+        self.answer: Callable[[Message], Message] | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One message."""
@@ -99,13 +99,13 @@ class Desk(Executor):  # type: ignore[misc]
                 folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))
                 allowed = SITE_MAINS[-1:] if (folder / "site.toml").is_file() else SITE_MAINS
                 self.answer = _named(self.main, allowed)(folder, **self.arguments)
-            return _shareable(self.answer(Packed(shareable["text"], shareable["arrays"])))
+            return _shareable(self.answer(Message(shareable["text"], shareable["arrays"])))
         except Exception as error:  # the server has to hear of it, or it would wait
             self.log_exception(fl_ctx, f"could not answer: {error}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
 
-class Carrier:
+class Transport:
     """Takes messages to sites and brings their answers back, in the order in which they come."""
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, sites: list[str]) -> None:
@@ -113,8 +113,8 @@ class Carrier:
 
     def exchange(
         self,
-        messages: Sequence[tuple[str, Packed]],
-        read: Callable[[str, Packed], T],
+        messages: Sequence[tuple[str, Message]],
+        read: Callable[[str, Message], T],
         quorum: float = 1.0,
         patience: float = 0.0,
     ) -> Iterator[tuple[str, T | str]]:
@@ -133,9 +133,9 @@ class Carrier:
                 dead = task.completion_status == TaskCompletionStatus.CLIENT_DEAD
                 answers.put((task.props["site"], GONE if dead else TOO_SLOW))
 
-        waiting: dict[str, deque[Packed]] = defaultdict(deque)
-        for site, packed in messages:
-            waiting[site].append(packed)
+        waiting: dict[str, deque[Message]] = defaultdict(deque)
+        for site, message in messages:
+            waiting[site].append(message)
 
         def send_next(site: str) -> None:
             if waiting[site]:
@@ -175,7 +175,7 @@ class Carrier:
                 yield site, f"it could not answer ({str(result.get_return_code())[:40]}); its log says why"
             else:
                 try:
-                    said: T | str = read(site, Packed(result.get("text", ""), result.get("arrays", {})))
+                    said: T | str = read(site, Message(result.get("text", ""), result.get("arrays", {})))
                     good += 1
                 except Exception as error:  # whatever a site sends must not stop the others
                     said = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]!r})"
@@ -187,11 +187,11 @@ class Carrier:
             yield site, TOO_LATE
 
 
-class Deployed:
+class FlareEngine:
     """Sites that own their data, by their numbers. Who did not answer is noted, and not asked again in this job."""
 
-    def __init__(self, carrier: Carrier, names: Mapping[int, str], spec: FederationSpec) -> None:
-        self.carrier, self.names, self.spec = carrier, names, spec
+    def __init__(self, transport: Transport, names: Mapping[int, str], spec: FederationSpec) -> None:
+        self.transport, self.names, self.spec = transport, names, spec
         self.numbers = {name: number for number, name in names.items()}
         self.has: dict[str, str] = {}
         self.missing: dict[int, str] = {}
@@ -199,69 +199,69 @@ class Deployed:
         self.heard: dict[int, int] = {}
         self.shown: dict[int, Weights] = {}
 
-    def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
+    def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Whoever answers."""
         messages = {
             probe.client: wire.from_probe(probe, None, self.spec.transfer, self.heard.get(probe.client, -1))
             for probe in probes
         }
         self.shown.clear()
-        for sighting in self._exchange(messages, wire.to_sighting):
-            self.shown[sighting.client] = probes[0].weights  # everyone is shown the same model
-            yield sighting
+        for probe_result in self._exchange(messages, wire.to_probe_result):
+            self.shown[probe_result.client] = probes[0].weights  # everyone is shown the same model
+            yield probe_result
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Whoever answers, of those who answered the probe; a teacher goes to each site once."""
-        packed, taught = {}, {}
+        messages, taught = {}, {}
         for order in orders:
             if order.client in self.missing or order.client in self.late:
                 continue
             site, teacher = self.names[order.client], order.teacher.name if order.teacher else ""
             unknown = bool(teacher) and self.has.get(site) != teacher
             shown = self.shown.get(order.client)
-            packed[order.client] = wire.from_order(order, None, unknown, self.spec.transfer, shown)
+            messages[order.client] = wire.from_order(order, None, unknown, self.spec.transfer, shown)
             taught[order.client] = teacher
             self.has.pop(site, None)  # it may not get this message
         self.shown.clear()
-        for reply in self._exchange(packed, wire.to_reply):
+        for reply in self._exchange(messages, wire.to_reply):
             self.has[self.names[reply.client]] = taught[reply.client]
             yield reply
 
     def _exchange(
-        self, packed: Mapping[int, Packed], read: Callable[[Packed], tuple[Said, Memory | None]]
-    ) -> Iterator[Said]:
-        def understood(site: str, message: Packed) -> Said:
+        self, outgoing: Mapping[int, Message], read: Callable[[Message], tuple[Answer, Memory | None]]
+    ) -> Iterator[Answer]:
+        def understood(site: str, message: Message) -> Answer:
             said, memory = read(message)
             if said.client != self.numbers[site] or memory is not None:
                 raise UserError("it speaks for another")
             return said
 
-        messages = [(self.names[n], message) for n, message in packed.items() if n not in self.missing]
-        for site, said in self.carrier.exchange(messages, understood, self.spec.quorum, self.spec.patience):
+        messages = [(self.names[n], message) for n, message in outgoing.items() if n not in self.missing]
+        for site, said in self.transport.exchange(messages, understood, self.spec.quorum, self.spec.patience):
             if isinstance(said, str):
                 (self.late if said == TOO_LATE else self.missing)[self.numbers[site]] = said
             else:
                 yield said
 
 
-class Simulated:
+class SimulatorEngine:
     """Simulated clients, shared out among the sites of a job; their memories stay here and travel with the messages."""
 
-    def __init__(self, carrier: Carrier, memories: dict[int, Memory], transfer: str) -> None:
-        self.carrier, self.memories, self.transfer = carrier, memories, transfer
-        self.has: dict[str, set[str]] = {site: set() for site in carrier.sites}
+    def __init__(self, transport: Transport, memories: dict[int, Memory], transfer: str) -> None:
+        self.transport, self.memories, self.transfer = transport, memories, transfer
+        self.has: dict[str, set[str]] = {site: set() for site in transport.sites}
 
-    def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
+    def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Clients in turn to the sites."""
         messages = [
             (self._site(i), wire.from_probe(probe, self._memory(probe.client), self.transfer))
             for i, probe in enumerate(probes)
         ]
-        for packed in self._answers(messages):
-            sighting, memory = wire.to_sighting(packed)
+        for message in self._answers(messages):
+            probe_result, memory = wire.to_probe_result(message)
             assert memory is not None
-            self.memories[sighting.client] = memory
-            yield sighting
+            self.memories[probe_result.client] = memory
+            yield probe_result
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Clients in turn to the sites; a teacher goes to each site once."""
@@ -271,15 +271,15 @@ class Simulated:
             missing = bool(teacher) and teacher not in self.has[site]
             messages.append((site, wire.from_order(order, self._memory(order.client), missing, self.transfer)))
             self.has[site] |= {teacher} - {""}
-        for packed in self._answers(messages):
-            reply, memory = wire.to_reply(packed)
+        for message in self._answers(messages):
+            reply, memory = wire.to_reply(message)
             assert memory is not None
             self.memories[reply.client] = memory
             yield reply
 
-    def _answers(self, messages: Sequence[tuple[str, Packed]]) -> Iterator[Packed]:
+    def _answers(self, messages: Sequence[tuple[str, Message]]) -> Iterator[Message]:
         """All of them: where clients are simulated, one that fails is an error."""
-        for site, answer in self.carrier.exchange(messages, lambda site, packed: packed):
+        for site, answer in self.transport.exchange(messages, lambda site, message: message):
             if isinstance(answer, str):
                 raise UserError(f"{site}: {answer}.")
             yield answer
@@ -288,4 +288,4 @@ class Simulated:
         return self.memories.get(client, Memory())
 
     def _site(self, number: int) -> str:
-        return self.carrier.sites[number % len(self.carrier.sites)]
+        return self.transport.sites[number % len(self.transport.sites)]

@@ -29,12 +29,12 @@ def groups_of(label_space: LabelSpace, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def exponents(channels: int, old: int, device: torch.device, relearnt: tuple[int, ...] = ()) -> Tensor:
+def exponents(channels: int, old: int, device: torch.device, labelled_old: tuple[int, ...] = ()) -> Tensor:
     """What the gradient of each channel's pixels is raised to, (C + 1,): old classes to their share of all classes,
     those that the client has labels for as well as any of its own. The last is for ignored pixels."""
     table = torch.ones(channels + 1)
-    table[BACKGROUND + 1 : old] = (old - 1 - len(relearnt)) / (channels - 1)
-    table[list(relearnt)] = 1.0
+    table[BACKGROUND + 1 : old] = (old - 1 - len(labelled_old)) / (channels - 1)
+    table[list(labelled_old)] = 1.0
     return table.to(device)
 
 

@@ -35,7 +35,7 @@ class Step:
     """Local epochs the client has finished in this task."""
     state: dict[str, Any]
     """The method's own notes, empty when a client's round begins; they never leave the client."""
-    relearnt: tuple[int, ...] = ()
+    labelled_old: tuple[int, ...] = ()
     """Channels of the teacher that the client has labels for: classes that other clients taught the model before; none
     where tasks are told."""
 
@@ -65,27 +65,27 @@ class Method(ABC):
         return {"segmentation": pixel_mean(step.student.cross_entropy(labels), labels, self.mean_over)}
 
     @property
-    def looks(self) -> bool:
+    def needs_preview(self) -> bool:
         """Whether `look` wants to see the images of an epoch before it; costs a pass over the data."""
         return False
 
-    def look(self, step: Step) -> None:
+    def preview(self, step: Step) -> None:
         """See one batch, without gradient, before the epoch that trains on it; write into `step.state`."""
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """What of the notes goes into the log of the round, as plain values."""
         return {}
 
-    def wire(self, model: Segmenter) -> None:
+    def adapt_network(self, model: Segmenter) -> None:
         """Change the network's structure, once, when it is built."""
 
-    def arm(self, model: Segmenter, groups: int) -> None:
+    def prepare_training(self, model: Segmenter, groups: int) -> None:
         """Set the network up for training with `groups` groups of classes."""
 
-    def settle(self, weights: Weights) -> Weights:
+    def consolidate(self, weights: Weights) -> Weights:
         """The weights that the server goes on with when a task ends, before the classifier grows."""
         return weights
 
-    def adopt(self, model: Segmenter, weights: Weights) -> Weights:
+    def convert_weights(self, model: Segmenter, weights: Weights) -> Weights:
         """Weights of a plain network as weights of the wired one."""
         return weights

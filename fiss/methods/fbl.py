@@ -73,7 +73,7 @@ class FBL(PseudoLabelled):
             pixels, sums = student.cross_entropy_and_sums(labels, space.channels)
         else:
             pixels, sums = student.cross_entropy(labels), None
-        gradient = gradients(pixels, labels, exponents(space.channels, old, labels.device, step.relearnt))
+        gradient = gradients(pixels, labels, exponents(space.channels, old, labels.device, step.labelled_old))
         mean = balance(gradient, labels, groups_of(space, labels.device))
         if self.weights == "one":
             weights = torch.ones_like(pixels)

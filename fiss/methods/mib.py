@@ -28,7 +28,7 @@ class MiB(Method):
         """Unbiased cross-entropy + weight * unbiased distillation."""
         assert step.teacher is not None
         log_p = step.student.log_p_BCHW
-        old, own = step.teacher_channels, step.relearnt
+        old, own = step.teacher_channels, step.labelled_old
         kept = unbiased_distillation(log_p, step.teacher.log_p_BCHW)
         return {
             "segmentation": unbiased_cross_entropy(log_p, step.labels_BHW, old, self.mean_over, without=own),

@@ -53,11 +53,11 @@ class PseudoLabelled(Method, ABC):
         return min(self.first_proportion + self.proportion_step * epoch, self.last_proportion)
 
     @property
-    def looks(self) -> bool:
+    def needs_preview(self) -> bool:
         """Exact and published thresholds need a pass before each epoch."""
         return self.thresholds in ("exact", "published")
 
-    def look(self, step: Step) -> None:
+    def preview(self, step: Step) -> None:
         """Collect the entropies of one batch."""
         if step.state.get("looked") != step.epoch:
             step.state.update(looked=step.epoch, seen=[])
@@ -87,7 +87,7 @@ class PseudoLabelled(Method, ABC):
         if self.rejected != "old":
             return {}
         rejected = (step.labels_BHW == BACKGROUND) & (labels_BHW == IGNORE)
-        pixels = step.student.none_but_first(step.teacher_channels, rejected, step.relearnt)
+        pixels = step.student.none_but_first(step.teacher_channels, rejected, step.labelled_old)
         return {"unsure": self.mean(pixels, step, labels_BHW)}
 
     def mean(self, pixels_BHW: Tensor, step: Step, labels_BHW: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class PseudoLabelled(Method, ABC):
     def _classes(self, step: Step) -> Tensor:
         assert step.teacher is not None
         classes = step.teacher.entropy[1]
-        for channel in step.relearnt:  # where the client's own mask says background, it is none of its own classes
+        for channel in step.labelled_old:  # where the client's own mask says background, it is none of its own classes
             classes = torch.where(classes == channel, BACKGROUND, classes)
         return classes
 

@@ -43,23 +43,23 @@ class RCIL(MiB):
             "channel": weighted_distance(step, channel_cube, maps, scheduled=True),
         }
 
-    def wire(self, model: Segmenter) -> None:
+    def adapt_network(self, model: Segmenter) -> None:
         """Split the convolutions."""
         branches.split(model)
 
-    def arm(self, model: Segmenter, groups: int) -> None:
+    def prepare_training(self, model: Segmenter, groups: int) -> None:
         """From the second group on the left branches are frozen."""
         for module in model.modules():
             if isinstance(module, branches.Branches):
                 module.freeze(groups > 1)
 
-    def settle(self, weights: Weights) -> Weights:
+    def consolidate(self, weights: Weights) -> Weights:
         """Fold both branches into the left one."""
         return branches.fold(weights, 1e-5, self.keep_function)
 
-    def adopt(self, model: Segmenter, weights: Weights) -> Weights:
+    def convert_weights(self, model: Segmenter, weights: Weights) -> Weights:
         """Both branches begin as copies of the plain network's."""
-        return branches.adopt(model, weights)
+        return branches.convert_weights(model, weights)
 
 
 def reference() -> RCIL:

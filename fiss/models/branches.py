@@ -91,7 +91,7 @@ def _pools(parent: nn.Module) -> bool:
     return any(isinstance(child, nn.AdaptiveAvgPool2d) for child in parent.children())
 
 
-def adopt(model: Segmenter, weights: Weights) -> Weights:
+def convert_weights(model: Segmenter, weights: Weights) -> Weights:
     """Weights of the plain network as weights of the split one: both branches begin as copies, the function stays."""
     taken = dict(weights)
     for path, module in model.named_modules():

@@ -57,7 +57,7 @@ class MonitorSpec:
 
 
 @dataclass(frozen=True)
-class Looks:
+class FeatureStatistics:
     """What a client's labelled pixels look like: features of each image, their mean and variance over the images."""
 
     images: int
@@ -69,7 +69,7 @@ FEWEST = 10
 """Images below which looks are not compared."""
 
 
-def chance(old: Looks, new: Looks) -> float:
+def chance(old: FeatureStatistics, new: FeatureStatistics) -> float:
     """How likely so large a difference would be if both were drawn from the same images: Welch's test of every
     feature, the smallest probability times their number (Bonferroni).
 

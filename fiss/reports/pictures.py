@@ -16,10 +16,10 @@ from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import Segmenter, pad
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation.experiment import load_checked
-from fiss.simulation.scenario import Setup, prepare
+from fiss.simulation.scenario import Scenario, open_scenario
 
 SHOWN = 4
 """Images in a picture."""
@@ -32,7 +32,7 @@ FIRST = (
 Labels = NDArray[np.int64]
 
 
-def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
+def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     """One row per image: the image, the truth, and what each run sees after its last task; below, old classes over
     tasks."""
     from matplotlib.figure import Figure
@@ -41,20 +41,20 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     if out.suffix and out.suffix[1:].lower() not in kinds:
         raise UserError(f"--out {out}: no picture ends so; known are {', '.join(sorted(kinds))}.")
     folders = [RunFolder.open(path) for path in paths]
-    setups = [prepare(folder.config(), watcher) for folder in folders]
-    if len({setup.data_digest for setup in setups}) > 1:
+    scenarios = [open_scenario(folder.config(), progress) for folder in folders]
+    if len({scenario.data_digest for scenario in scenarios}) > 1:
         raise UserError("These runs have different images, so one picture cannot show them side by side.")
-    names = [label(setup.config) for setup in setups]
-    images = _chosen(setups[0])
-    seen = [_predictions(setup, folder, images) for setup, folder in zip(setups, folders, strict=True)]
+    names = [label(scenario.config) for scenario in scenarios]
+    images = _chosen(scenarios[0])
+    seen = [_predictions(scenario, folder, images) for scenario, folder in zip(scenarios, folders, strict=True)]
     curves = [_old_classes(folder) for folder in folders]
 
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    colours = colours_of(len(setups[0].dataset.classes) + 1)
+    colours = colours_of(len(scenarios[0].dataset.classes) + 1)
     for row, i in enumerate(images):
-        picture, mask = setups[0].dataset.val.read(i)
+        picture, mask = scenarios[0].dataset.val.read(i)
         tiles = [picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)]
         for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
             axes = figure.add_subplot(grid[row, column])
@@ -75,82 +75,82 @@ def draw(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
     figure.savefig(out)
 
 
-def _chosen(setup: Setup) -> list[int]:
+def _chosen(scenario: Scenario) -> list[int]:
     """The validation images that show most classes of different tasks; of equal ones the first."""
-    tasks = np.stack([setup.val.presence[:, list(ids)].any(1) for ids in setup.tasks.tasks]).sum(0)
+    tasks = np.stack([scenario.val.presence[:, list(ids)].any(1) for ids in scenario.tasks.tasks]).sum(0)
     return sorted(int(i) for i in np.argsort(-tasks, kind="stable")[:SHOWN])
 
 
-def _model(setup: Setup, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
+def _model(scenario: Scenario, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
     """The model after a task, ready to look at images."""
     snapshot = folder.read_weights(f"task-{task}")
-    model = setup.network(snapshot.label_space).eval()
+    model = scenario.network(snapshot.label_space).eval()
     load_checked(model, snapshot, folder.path)
-    return model, setup.readable(snapshot.label_space)
+    return model, scenario.readable(snapshot.label_space)
 
 
-def _ids(setup: Setup, space: LabelSpace) -> Labels:
+def _ids(scenario: Scenario, space: LabelSpace) -> Labels:
     """Data-set id of each channel."""
-    table = evaluation_table(setup.dataset.classes, space)
+    table = evaluation_table(scenario.dataset.classes, space)
     ids = np.zeros(space.channels, np.int64)
-    ids[table[1 : len(setup.dataset.classes) + 1]] = np.arange(1, len(setup.dataset.classes) + 1)
+    ids[table[1 : len(scenario.dataset.classes) + 1]] = np.arange(1, len(scenario.dataset.classes) + 1)
     ids[0] = 0
     return ids
 
 
-def _predictions(setup: Setup, folder: RunFolder, images: Sequence[int], task: int | None = None) -> list[Labels]:
+def _predictions(scenario: Scenario, folder: RunFolder, images: Sequence[int], task: int | None = None) -> list[Labels]:
     """Data-set ids that the model after a task, else the last one, sees in each image."""
-    model, space = _model(setup, folder, folder.tasks_done()[-1] if task is None else task)
-    ids, found = _ids(setup, space), []
+    model, space = _model(scenario, folder, folder.tasks_done()[-1] if task is None else task)
+    ids, found = _ids(scenario, space), []
     with torch.inference_mode():
         for i in images:
-            picture, mask = setup.dataset.val.read(i)
-            batch = torch.tensor(picture).permute(2, 0, 1)[None].to(setup.device)
+            picture, mask = scenario.dataset.val.read(i)
+            batch = torch.tensor(picture).permute(2, 0, 1)[None].to(scenario.device)
             batch, _ = pad(batch, torch.zeros_like(batch[:, 0]), model.divisor)
             channels = model(normalise(batch)).logits_BCHW.argmax(1)[0, : mask.shape[0], : mask.shape[1]]
             found.append(ids[channels.cpu().numpy()])
     return found
 
 
-def segmentation_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list[list[Any]]]:
+def segmentation_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str], list[list[Any]]]:
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
-    images, tasks = _chosen(setup)[:3], folder.tasks_done()
-    seen = [_predictions(setup, folder, images, task) for task in tasks]
-    colours = colours_of(len(setup.dataset.classes) + 1)
+    images, tasks = _chosen(scenario)[:3], folder.tasks_done()
+    seen = [_predictions(scenario, folder, images, task) for task in tasks]
+    colours = colours_of(len(scenario.dataset.classes) + 1)
     rows = []
     for row, i in enumerate(images):
-        picture, mask = setup.dataset.val.read(i)
+        picture, mask = scenario.dataset.val.read(i)
         rows.append([picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)])
     return ["image", "truth", *(f"task {task}" for task in tasks)], rows
 
 
-def pseudo_label_tiles(folder: RunFolder, setup: Setup) -> tuple[list[str], list[list[Any]]] | None:
+def pseudo_label_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
     learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
     no pseudo labels, or there was no second task."""
-    config, tasks = setup.config, folder.tasks_done()
+    config, tasks = scenario.config, folder.tasks_done()
     method = config.method
     if not isinstance(method, PseudoLabelled) or len(tasks) < 2:
         return None
     task = tasks[-1]
-    model, known = _model(setup, folder, task - 1)
-    space = setup.readable(folder.read_weights(f"task-{task}").label_space)
-    holding = next((held for (t, _), held in setup.plan.holdings.items() if t == task and held.images), None)
+    model, known = _model(scenario, folder, task - 1)
+    space = scenario.readable(folder.read_weights(f"task-{task}").label_space)
+    holding = next((held for (t, _), held in scenario.plan.holdings.items() if t == task and held.images), None)
     if holding is None:
         return None
-    labelled = holding.classes if config.world.own_labels else setup.tasks.tasks[task]
-    table = torch.from_numpy(training_table(setup.dataset.classes, space, labelled)).to(setup.device)
-    data = TrainingImages(setup.dataset.train, config.augment)
-    ids = np.append(_ids(setup, space), np.full(256 - space.channels, 255))
-    colours, rows = colours_of(len(setup.dataset.classes) + 1), []
+    labelled = holding.classes if config.world.own_labels else scenario.tasks.tasks[task]
+    table = torch.from_numpy(training_table(scenario.dataset.classes, space, labelled)).to(scenario.device)
+    data = TrainingImages(scenario.dataset.train, config.augment)
+    ids = np.append(_ids(scenario, space), np.full(256 - space.channels, 255))
+    colours, rows = colours_of(len(scenario.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
     with torch.no_grad():
-        images, labels = pad(pictures.to(setup.device), table[masks.to(setup.device).int()], model.divisor)
+        images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], model.divisor)
         output = model(normalise(images))
         rounds = config.world.rounds * config.training.epochs_in(task == 0)
         step = Step(labels, output, output, space, known.channels, rounds - 1, {})
-        if method.looks:
-            method.look(step)
+        if method.needs_preview:
+            method.preview(step)
         given, _ = method.relabel(step)
     side = config.augment.crop
     for row in range(min(3, len(pictures))):

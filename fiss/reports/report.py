@@ -15,13 +15,13 @@ from typing import Any
 
 from fiss.config.config import Config, flat, to_dict, to_toml
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports.comparison import FREE, cell, compare, labels, row_key
 from fiss.reports.figures import figure, grid, page, style, svg, table, tiles
 from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.reports.timeline import calendar, monitored
 from fiss.runs.folder import RunFolder, write_atomically
-from fiss.simulation.scenario import prepare
+from fiss.simulation.scenario import open_scenario
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
         return [record for record in self.scores if record["ends_task"]]
 
 
-def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
+def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     """The page about those runs."""
     runs, notes = read(paths)
     if not runs:
@@ -53,7 +53,7 @@ def write(paths: Sequence[Path], out: Path, watcher: Watcher) -> None:
         by_label[run.label].append(run)
     done = {label: own for label, all_ in by_label.items() if (own := [run for run in all_ if run.finished])}
     firsts = [several[0] for several in by_label.values()]
-    pictures, pseudo = _pictures(firsts, watcher, notes)
+    pictures, pseudo = _pictures(firsts, progress, notes)
     sections = [
         ("Which method forgot what", [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]),
         ("Task by task", [_curves(by_label), _comparison(runs)]),
@@ -366,24 +366,24 @@ def _origins(run: Run) -> str:
     return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else ""
 
 
-def _pictures(runs: Sequence[Run], watcher: Watcher, notes: list[str]) -> tuple[list[str], list[str]]:
+def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tuple[list[str], list[str]]:
     """What each run sees in a few images after every task, and its pseudo labels, each beside the truth."""
     seen, pseudo = [], []
-    watcher.start("drawing runs", len(runs))
+    progress.start("drawing runs", len(runs))
     for run in runs:
         name = html.escape(run.label)
         try:
-            folder, setup = (
+            folder, scenario = (
                 RunFolder.open(run.path),
-                prepare(run.config, Watcher()),
+                open_scenario(run.config, Progress()),
             )  # its notices were given when it ran
-            rows = segmentation_tiles(folder, setup)
+            rows = segmentation_tiles(folder, scenario)
             seen.append(f"<h3>{name}</h3>" + tiles(*rows, f"segmentations of {run.label}"))
-            if (given := pseudo_label_tiles(folder, setup)) is not None:
+            if (given := pseudo_label_tiles(folder, scenario)) is not None:
                 alt = f"pseudo labels of {run.label} beside the truth"
                 pseudo.append(f"<h3>{name}: pseudo labels beside the truth</h3>" + tiles(*given, alt))
         except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures ({error})")
-        watcher.advance()
-    watcher.finish()
+        progress.advance()
+    progress.finish()
     return seen, pseudo

@@ -19,193 +19,199 @@ from fiss.metrics import from_background, iou, summary, to_background
 from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.monitors import accuracy
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
-from fiss.simulation.in_process import InProcess
-from fiss.simulation.scenario import Setup, prepare, with_absolute_paths
+from fiss.simulation.in_process import InProcessEngine
+from fiss.simulation.scenario import Scenario, open_scenario, with_absolute_paths
 from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.fit import Trainer, autocast, set_training
 
-Connect = Callable[[Setup, Trainer, dict[int, Memory], Watcher], Engine]
+Connect = Callable[[Scenario, Trainer, dict[int, Memory], Progress], Engine]
 """Makes the engine of a run."""
 
 
-def in_process(setup: Setup, trainer: Trainer, memories: dict[int, Memory], watcher: Watcher) -> Engine:
+def in_process(scenario: Scenario, trainer: Trainer, memories: dict[int, Memory], progress: Progress) -> Engine:
     """All clients in this process."""
-    config = setup.config
+    config = scenario.config
     transfer = config.federation.transfer
-    return InProcess(setup.site, config.method, trainer, memories, watcher, config.monitor, transfer)
+    return InProcessEngine(scenario.site, config.method, trainer, memories, progress, config.monitor, transfer)
 
 
-def start(config: Config, out: Path, watcher: Watcher, connect: Connect = in_process) -> RunFolder:
+def start(config: Config, out: Path, progress: Progress, connect: Connect = in_process) -> RunFolder:
     """A new run in a new folder."""
     config = with_absolute_paths(config)
     if not config.base:
         check_weights(config.model)
-    setup = prepare(config, watcher)
-    base = _base(setup) if config.base else None
-    student = setup.network(setup.first_space, fresh=base is None)
+    scenario = open_scenario(config, progress)
+    base = _base(scenario) if config.base else None
+    student = scenario.network(scenario.first_space, fresh=base is None)
     folder = RunFolder.create(out, config)
     with folder.locked():
-        folder.write_splits(setup.splits())
-        _go_on(setup, folder, None, base, student, watcher, connect)
+        folder.write_splits(scenario.splits())
+        _go_on(scenario, folder, None, base, student, progress, connect)
     return folder
 
 
-def resume(path: Path, watcher: Watcher, connect: Connect = in_process) -> RunFolder:
+def resume(path: Path, progress: Progress, connect: Connect = in_process) -> RunFolder:
     """Go on with a run where its last finished round left it; to the same result as if it had never stopped."""
     folder = RunFolder.open(path)
     with folder.locked():
-        setup = prepare(folder.config(), watcher)
-        folder.write_splits(setup.splits())
+        scenario = open_scenario(folder.config(), progress)
+        folder.write_splits(scenario.splits())
         state = folder.restore()
         if state is not None and state.finished:
-            watcher.notice(f"{folder.path} is finished already.")
+            progress.notice(f"{folder.path} is finished already.")
             return folder
-        base = _base(setup) if setup.config.base and state is None else None
-        label_space = state.server.label_space if state else setup.first_space
-        student = setup.network(label_space, fresh=state is None and base is None)
-        _go_on(setup, folder, state, base, student, watcher, connect)
+        base = _base(scenario) if scenario.config.base and state is None else None
+        label_space = state.server.label_space if state else scenario.first_space
+        student = scenario.network(label_space, fresh=state is None and base is None)
+        _go_on(scenario, folder, state, base, student, progress, connect)
     return folder
 
 
 def _go_on(
-    setup: Setup,
+    scenario: Scenario,
     folder: RunFolder,
     state: State | None,
     base: Snapshot | None,
     student: Segmenter,
-    watcher: Watcher,
+    progress: Progress,
     connect: Connect,
 ) -> None:
-    config = setup.config
-    label_space = state.server.label_space if state else setup.first_space
+    config = scenario.config
+    label_space = state.server.label_space if state else scenario.first_space
     if state is not None:
         load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
     elif base is not None:
-        state = _begin_from(base, setup, folder, student, watcher)
+        state = _begin_from(base, scenario, folder, student, progress)
     server = state.server if state else Server(label_space, student.weights(), before=(None,))
     memories = dict(state.memories) if state else {}
     next_round = state.next_round if state else 0
     if not student.taps:
-        watcher.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
-    folder.add_origin(origin(setup.device))
+        progress.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
+    folder.add_origin(origin(scenario.device))
     first, later = next_round < config.world.rounds, not config.joint
-    trainer = make_trainer(setup, student, first or not setup.told, later)
-    engine = connect(setup, trainer, memories, watcher)
-    watcher.begin(len(setup.plan.turns), setup.steps(), setup.steps() - setup.steps(next_round))
+    trainer = make_trainer(scenario, student, first or not scenario.told, later)
+    engine = connect(scenario, trainer, memories, progress)
+    progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()
-    calls = _calls(setup, next_round, watcher)
+    calls = _calls(scenario, next_round, progress)
     spec = config.federation
-    for result in run(server, calls, engine, config.method, spec.weighting, config.seed, watcher, spec.largest):
-        turn = setup.plan.turns[result.call.round]
-        folder.append("rounds.jsonl", _round_record(setup, result, memories, monotonic() - began))
+    for result in run(server, calls, engine, config.method, spec.weighting, config.seed, progress, spec.largest):
+        round_plan = scenario.plan.round_plans[result.call.round]
+        folder.append("rounds.jsonl", _round_record(scenario, result, memories, monotonic() - began))
         if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
             reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
             raise UserError(
                 "Every update of this round was refused, the model stays as it was before it; rounds.jsonl has their "
                 f"losses. {reasons}"
             )
-        ends = turn.rounds_left == 1
+        ends = round_plan.rounds_left == 1
         if ends or config.evaluation.every == "round":
             trainer.prepare(result.server.weights, result.server.label_space.sizes)
-            score(setup, folder, student, result.server.label_space, turn.round, turn.task, ends, watcher)
-        done = turn.round + 1 == len(setup.plan.turns)
-        name = f"task-{turn.task}" if ends else f"round-{turn.round:04d}"
-        folder.commit(State(turn.round + 1, result.server, memories, done), name, config.keep)
+            score(
+                scenario, folder, student, result.server.label_space, round_plan.round, round_plan.task, ends, progress
+            )
+        done = round_plan.round + 1 == len(scenario.plan.round_plans)
+        name = f"task-{round_plan.task}" if ends else f"round-{round_plan.round:04d}"
+        folder.commit(State(round_plan.round + 1, result.server, memories, done), name, config.keep)
         began = monotonic()
 
 
-def make_trainer(setup: Setup, student: Segmenter, first: bool = True, later: bool = True) -> Trainer:
+def make_trainer(scenario: Scenario, student: Segmenter, first: bool = True, later: bool = True) -> Trainer:
     """What clients train with, around a network, for the `first` task and for `later` ones."""
-    config = setup.config
-    teacher = setup.network(setup.first_space) if config.method.needs_teacher else None
+    config = scenario.config
+    teacher = scenario.network(scenario.first_space) if config.method.needs_teacher else None
     if config.training.compile:
         student.compile()
         if teacher is not None:
             teacher.compile()
-    if config.training.graphs and setup.device.type == "cuda":
+    if config.training.graphs and scenario.device.type == "cuda":
         side = config.augment.crop + -config.augment.crop % student.divisor
-        images = torch.zeros((config.training.batch, 3, side, side), device=setup.device)
+        images = torch.zeros((config.training.batch, 3, side, side), device=scenario.device)
         images = images.contiguous(memory_format=torch.channels_last)
-        with autocast(config.training, setup.device):
+        with autocast(config.training, scenario.device):
             for groups in [1] * first + [2] * later:  # a method may freeze parts after the first task
                 set_training(student, config.method, groups, config.training)
                 record(student, images)
             if teacher is not None:
                 record(teacher.eval(), images)
-    if setup.told:
-        return Trainer(student, teacher, setup.training_images, config.training)
-    yardstick = setup.network(setup.first_space, fresh=True)  # as it was before any training; each site has its own
-    return Trainer(student, teacher, setup.training_images, config.training, setup.plain_images, yardstick)
+    if scenario.told:
+        return Trainer(student, teacher, scenario.training_images, config.training)
+    feature_network = scenario.network(
+        scenario.first_space, fresh=True
+    )  # as it was before any training; each site has its own
+    return Trainer(student, teacher, scenario.training_images, config.training, scenario.plain_images, feature_network)
 
 
-def _calls(setup: Setup, start: int, watcher: Watcher) -> Iterator[Call]:
+def _calls(scenario: Scenario, start: int, progress: Progress) -> Iterator[Call]:
     """What the server is given in each round; where tasks are not told, that is who is there and nothing else."""
-    for turn in setup.plan.turns[start:]:
-        watcher.round(turn.task, turn.round, len(turn.selected))
-        if setup.told:
-            calendar = Calendar(turn.task, turn.rounds_left, turn.steps)
-            yield Call(turn.round, turn.selected, told=Announcement(calendar, setup.task_names(turn.task)))
+    for round_plan in scenario.plan.round_plans[start:]:
+        progress.round(round_plan.task, round_plan.round, len(round_plan.selected))
+        if scenario.told:
+            calendar = Calendar(round_plan.task, round_plan.rounds_left, round_plan.steps)
+            yield Call(
+                round_plan.round, round_plan.selected, told=Announcement(calendar, scenario.task_names(round_plan.task))
+            )
         else:
-            everyone = setup.config.monitor.probed == "all"
-            yield Call(turn.round, turn.selected, turn.present if everyone else turn.selected)
+            everyone = scenario.config.monitor.probed == "all"
+            yield Call(round_plan.round, round_plan.selected, round_plan.present if everyone else round_plan.selected)
 
 
-def _begin_from(base: Snapshot, setup: Setup, folder: RunFolder, student: Segmenter, watcher: Watcher) -> State:
+def _begin_from(base: Snapshot, scenario: Scenario, folder: RunFolder, student: Segmenter, progress: Progress) -> State:
     """The first task is taken over: score it, keep it as our own, go on with the second."""
     if base.weights.keys() != student.state_dict().keys():
-        base = replace(base, weights=setup.config.method.adopt(student, base.weights))
-    load_checked(student, base, Path(setup.config.base))
-    rounds = setup.config.world.rounds
-    score(setup, folder, student, base.label_space, rounds - 1, 0, True, watcher)
-    state = State(rounds, Server(base.label_space, base.weights), {}, len(setup.plan.turns) == rounds)
-    folder.commit(state, "task-0", setup.config.keep)
+        base = replace(base, weights=scenario.config.method.convert_weights(student, base.weights))
+    load_checked(student, base, Path(scenario.config.base))
+    rounds = scenario.config.world.rounds
+    score(scenario, folder, student, base.label_space, rounds - 1, 0, True, progress)
+    state = State(rounds, Server(base.label_space, base.weights), {}, len(scenario.plan.round_plans) == rounds)
+    folder.commit(state, "task-0", scenario.config.keep)
     return state
 
 
-def _base(setup: Setup) -> Snapshot:
+def _base(scenario: Scenario) -> Snapshot:
     """The model after the first task of another run, if that run fits this one."""
-    config = setup.config
+    config = scenario.config
     folder = RunFolder.open(Path(config.base))
     theirs = folder.config()
     if replace(theirs.model, weights="") != replace(config.model, weights=""):
         raise UserError(f"base = {config.base}: that run has another network than this one.")
-    if folder.splits()["data"] != setup.data_digest:
+    if folder.splits()["data"] != scenario.data_digest:
         raise UserError(f"base = {config.base}: that run has other images or labels than this one.")
-    if not setup.told:
+    if not scenario.told:
         raise UserError(
             "base: where tasks are not told, clients have to have seen the first task themselves; leave it."
         )
     snapshot = folder.read_weights("task-0")
-    if snapshot.label_space != setup.first_space:
+    if snapshot.label_space != scenario.first_space:
         raise UserError(
             f"base = {config.base}: its first task is {', '.join(snapshot.label_space.names)}; "
-            f"this run's is {', '.join(setup.tasks.names(0))}."
+            f"this run's is {', '.join(scenario.tasks.names(0))}."
         )
     return snapshot
 
 
-def _round_record(setup: Setup, result: Round, memories: dict[int, Memory], seconds: float) -> dict[str, Any]:
+def _round_record(scenario: Scenario, result: Round, memories: dict[int, Memory], seconds: float) -> dict[str, Any]:
     samples = sum(reply.samples for reply in result.replies)
-    turn = setup.plan.turns[result.call.round]
+    round_plan = scenario.plan.round_plans[result.call.round]
     probes = [
         {
-            "client": sighting.client,
-            "transition": sighting.transition,
-            "missing": len(sighting.missing),
-            **memories[sighting.client].evidence,
+            "client": probe_result.client,
+            "transition": probe_result.transition,
+            "missing": len(probe_result.missing),
+            **memories[probe_result.client].evidence,
         }
-        for sighting in result.sightings
-        if memories[sighting.client].evidence
+        for probe_result in result.probe_results
+        if memories[probe_result.client].evidence
     ]
     return {
-        "round": turn.round,
-        "task": turn.task,
-        "clients": turn.clients,
-        "selected": list(turn.selected),
-        **({} if setup.told else {"probes": probes, "classes": len(result.server.label_space.names)}),
+        "round": round_plan.round,
+        "task": round_plan.task,
+        "clients": round_plan.clients,
+        "selected": list(round_plan.selected),
+        **({} if scenario.told else {"probes": probes, "classes": len(result.server.label_space.names)}),
         "replies": [{k: v for k, v in asdict(reply).items() if k != "weights"} for reply in result.replies],
         "refused": {str(client): why for client, why in result.refused.items()},
         "seconds": round(seconds, 3),
@@ -214,28 +220,28 @@ def _round_record(setup: Setup, result: Round, memories: dict[int, Memory], seco
 
 
 def score(
-    setup: Setup,
+    scenario: Scenario,
     folder: RunFolder,
     model: Segmenter,
     label_space: LabelSpace,
     round_: int,
     task: int,
     ends: bool,
-    watcher: Watcher,
+    progress: Progress,
 ) -> None:
     """Score a model in every view and log it."""
-    monitored = {} if setup.told else _monitored(setup, folder)
-    for view in setup.config.evaluation.views:
-        record = score_record(setup, folder.records("scores.jsonl"), model, label_space, view, task, watcher)
+    monitored = {} if scenario.told else _monitored(scenario, folder)
+    for view in scenario.config.evaluation.views:
+        record = score_record(scenario, folder.records("scores.jsonl"), model, label_space, view, task, progress)
         record = {"round": round_, "task": task, "ends_task": ends, **record, **monitored}
         folder.append("scores.jsonl", record)
-        watcher.scored(record)
+        progress.scored(record)
 
 
-def _monitored(setup: Setup, folder: RunFolder) -> dict[str, Any]:
+def _monitored(scenario: Scenario, folder: RunFolder) -> dict[str, Any]:
     """True and seen transitions so far, in all and by client, and the mean entropy of the last probes."""
     rounds = folder.records("rounds.jsonl")
-    seen = accuracy.by_client(setup.transitions, rounds)
+    seen = accuracy.by_client(scenario.transitions, rounds)
     by_client = {str(client): accuracy.record(own) for client, own in seen.items()}
     entropies = [probe["entropy"] for probe in rounds[-1]["probes"]]
     return {
@@ -245,28 +251,28 @@ def _monitored(setup: Setup, folder: RunFolder) -> dict[str, Any]:
 
 
 def score_record(
-    setup: Setup,
+    scenario: Scenario,
     past: list[dict[str, Any]],
     model: Segmenter,
     label_space: LabelSpace,
     view: View,
     task: int,
-    watcher: Watcher,
+    progress: Progress,
 ) -> dict[str, Any]:
     """IoU of every class and their means in one view; `past` are the run's scores so far."""
-    config, dataset = setup.config, setup.dataset
-    label_space = setup.readable(label_space)
-    images = scored_images(view, dataset.classes, label_space, setup.val.presence)
+    config, dataset = scenario.config, scenario.dataset
+    label_space = scenario.readable(label_space)
+    images = scored_images(view, dataset.classes, label_space, scenario.val.presence)
     matrix = evaluate(
         model,
-        setup.scored_images,
+        scenario.scored_images,
         images,
-        setup.val.sizes,
+        scenario.val.sizes,
         evaluation_table(dataset.classes, label_space),
         view,
         config.evaluation,
         config.training,
-        watcher,
+        progress,
     )
     ious = iou(matrix)
     best: dict[str, float] = {}
@@ -279,24 +285,24 @@ def score_record(
     return {
         "view": view,
         "images": len(images),
-        **summary(ious, names[1:], [setup.tasks.names(t) for t in range(task + 1)], best),
+        **summary(ious, names[1:], [scenario.tasks.names(t) for t in range(task + 1)], best),
         "iou": dict(zip(names, ious, strict=True)),
         "to_background": dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
         "from_background": dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
     }
 
 
-def rescore(path: Path, views: tuple[View, ...], watcher: Watcher) -> Iterator[dict[str, Any]]:
+def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator[dict[str, Any]]:
     """Score again the models after every task of a run; nothing in the run folder changes."""
     folder = RunFolder.open(path)
-    setup = prepare(folder.config(), watcher)
+    scenario = open_scenario(folder.config(), progress)
     past: list[dict[str, Any]] = []
-    model = setup.network(setup.tasks.label_space(0))
+    model = scenario.network(scenario.tasks.label_space(0))
     for task in folder.tasks_done():
         snapshot = folder.read_weights(f"task-{task}")
         load_checked(model, snapshot, folder.path)
         for view in views:
-            record = score_record(setup, past, model, snapshot.label_space, view, task, watcher)
+            record = score_record(scenario, past, model, snapshot.label_space, view, task, progress)
             past.append({"task": task, "ends_task": True, **record})
             yield past[-1]
 

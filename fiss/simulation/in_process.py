@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from fiss.federation.client import Site, answer, batches, sight
-from fiss.federation.messages import Memory, Order, Probe, Reply, Sighting, Snapshot
+from fiss.federation.client import Site, answer_order, answer_probe, batches
+from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.federation.wire import rounded
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.training.fit import Trainer
 
 
-class InProcess:
+class InProcessEngine:
     """Clients that exist only while they train; their memories stay."""
 
     def __init__(
@@ -22,28 +22,28 @@ class InProcess:
         method: Method,
         trainer: Trainer,
         memories: dict[int, Memory],
-        watcher: Watcher,
+        progress: Progress,
         monitor: MonitorSpec,
         transfer: str = "float32",
     ) -> None:
         self.site, self.method, self.trainer = site, method, trainer
-        self.memories, self.watcher, self.monitor = memories, watcher, monitor
+        self.memories, self.progress, self.monitor = memories, progress, monitor
         self.transfer = transfer
 
-    def probe(self, probes: Sequence[Probe]) -> Iterator[Sighting]:
+    def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Each client in turn."""
-        self.watcher.start("probing clients", len(probes))
+        self.progress.start("probing clients", len(probes))
         if probes and self.transfer != "float32":
             sent = rounded(probes[0].weights, self.transfer)
             probes = [replace(probe, weights=sent) for probe in probes]
         for probe in probes:
             memory = self.memories.get(probe.client, Memory())
             site = self.site(probe.round, probe.client)
-            sighting, memory = sight(probe, memory, site, self.monitor, self.trainer)
+            probe_result, memory = answer_probe(probe, memory, site, self.monitor, self.trainer)
             self.memories[probe.client] = memory
-            self.watcher.advance()
-            yield sighting
-        self.watcher.finish()
+            self.progress.advance()
+            yield probe_result
+        self.progress.finish()
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
         """Each client in turn; what they will all read is asked for at once, so that nobody waits for the first
@@ -56,7 +56,9 @@ class InProcess:
                 self.trainer.reader.ask(epoch)
         for order, site in zip(orders, sites, strict=True):
             memory = self.memories.get(order.client, Memory())
-            reply, self.memories[order.client] = answer(order, memory, site, self.method, self.trainer, self.watcher)
+            reply, self.memories[order.client] = answer_order(
+                order, memory, site, self.method, self.trainer, self.progress
+            )
             yield reply if self.transfer == "float32" else replace(reply, weights=rounded(reply.weights, self.transfer))
             del reply  # its weights are the server's now; they are not kept while the next one trains
 

@@ -24,21 +24,21 @@ from fiss.config.config import Config, from_toml, read_toml, to_toml
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Memory, Snapshot
-from fiss.federation.wire import Packed
-from fiss.progress import Watcher
+from fiss.federation.wire import Message
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.scenario import prepare, with_absolute_paths
+from fiss.simulation.scenario import open_scenario, with_absolute_paths
 
 
-def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFolder:
+def simulate(config: Config, out: Path, workers: int, progress: Progress) -> RunFolder:
     """Start the run, or go on with it if it is there, with `workers` sites at a time."""
     if importlib.util.find_spec("nvflare") is None:
         raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
     config = with_absolute_paths(config)
     if (out / "config.toml").is_file() and RunFolder.open(out).config() != config:
         raise UserError(f"{out} holds a run with other settings; --out names another folder.")
-    prepare(config, watcher)  # what is wrong with it is said here, and not in a log
+    open_scenario(config, progress)  # what is wrong with it is said here, and not in a log
     with TemporaryDirectory(prefix="fiss-flare-") as folder:
         place = Path(folder)
         (place / "config.toml").write_text(to_toml(config), encoding="utf-8")
@@ -57,7 +57,7 @@ def simulate(config: Config, out: Path, workers: int, watcher: Watcher) -> RunFo
                 [sys.executable, *words], stdout=file, stderr=file, env=variables, start_new_session=True
             )
             try:
-                _follow(process, out, watcher)
+                _follow(process, out, progress)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its sites are processes of their own
@@ -74,7 +74,7 @@ def _at_once(workers: int, gpus: int) -> list[str]:
     return ["-gpu", ",".join(map(str, range(min(workers, gpus))))] if gpus > 1 else ["-t", str(workers)]
 
 
-def _follow(process: "subprocess.Popen[bytes]", out: Path, watcher: Watcher) -> None:
+def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -> None:
     """Tell of every score until the process has ended."""
     told = 0
     while True:
@@ -82,7 +82,7 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, watcher: Watcher) -> 
         if (out / "state.json").is_file():
             records = RunFolder.open(out).records("scores.jsonl")
             for record in records[told:]:
-                watcher.scored(record)
+                progress.scored(record)
             told = len(records)
         if ended:
             return
@@ -93,8 +93,8 @@ def write_job(folder: Path, server: dict[str, Any], site: dict[str, Any]) -> Non
     """A FLARE job: three small files."""
     (folder / "app" / "config").mkdir(parents=True)
     plain = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
-    relay = {"id": "relay", "path": "fiss.flare.transport.Relay", "args": server}
-    desk = {"tasks": ["fiss"], "executor": {"path": "fiss.flare.transport.Desk", "args": site}}
+    relay = {"id": "relay", "path": "fiss.flare.transport.FissController", "args": server}
+    desk = {"tasks": ["fiss"], "executor": {"path": "fiss.flare.transport.FissExecutor", "args": site}}
     meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
     for name, content in (
         ("app/config/config_fed_server.json", {**plain, "workflows": [relay]}),
@@ -104,60 +104,60 @@ def write_job(folder: Path, server: dict[str, Any], site: dict[str, Any]) -> Non
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def server(carrier: Any, config: str, out: str) -> None:
-    """In FLARE's server: the experiment, its clients reached through the carrier."""
-    from fiss.flare.transport import Simulated
+def server(transport: Any, config: str, out: str) -> None:
+    """In FLARE's server: the experiment, its clients reached through the transport."""
+    from fiss.flare.transport import SimulatorEngine
 
-    def connect(setup: Any, trainer: Any, memories: dict[int, Memory], watcher: Watcher) -> Any:
-        return Simulated(carrier, memories, setup.config.federation.transfer)
+    def connect(scenario: Any, trainer: Any, memories: dict[int, Memory], progress: Progress) -> Any:
+        return SimulatorEngine(transport, memories, scenario.config.federation.transfer)
 
     if (Path(out) / "config.toml").is_file():
-        experiment.resume(Path(out), Watcher(), connect)
+        experiment.resume(Path(out), Progress(), connect)
     else:
-        experiment.start(read_toml(Path(config)), Path(out), Watcher(), connect)
+        experiment.start(read_toml(Path(config)), Path(out), Progress(), connect)
 
 
-def worker(folder: Path, config: str) -> Callable[[Packed], Packed]:
+def worker(folder: Path, config: str) -> Callable[[Message], Message]:
     """At FLARE's sites: a function that answers for any simulated client."""
-    setup = prepare(read_toml(Path(config)), Watcher())
-    trainer = experiment.make_trainer(setup, setup.network(setup.first_space))
+    scenario = open_scenario(read_toml(Path(config)), Progress())
+    trainer = experiment.make_trainer(scenario, scenario.network(scenario.first_space))
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
-    clients = experiment.in_process(setup, trainer, memories, Watcher())
+    clients = experiment.in_process(scenario, trainer, memories, Progress())
     teachers: dict[str, Snapshot] = {}
 
-    def answered(packed: Packed) -> Packed:
-        if json.loads(packed.text)["kind"] == "probe":
-            probe, memory = wire.to_probe(packed)
+    def answered(message: Message) -> Message:
+        if json.loads(message.text)["kind"] == "probe":
+            probe, memory = wire.to_probe(message)
             memories[probe.client] = memory or Memory()
-            (sighting,) = clients.probe([probe])
-            return wire.from_sighting(sighting, memories.pop(probe.client))
-        order, memory = wire.to_order(packed, teachers)
+            (probe_result,) = clients.probe([probe])
+            return wire.from_probe_result(probe_result, memories.pop(probe.client))
+        order, memory = wire.to_order(message, teachers)
         memories[order.client] = memory or Memory()
         (reply,) = clients.ask([order])
-        return wire.from_reply(reply, memories.pop(order.client), setup.config.federation.transfer)
+        return wire.from_reply(reply, memories.pop(order.client), scenario.config.federation.transfer)
 
     return answered
 
 
-def serve(carrier: Any, out: str, until: int) -> None:
+def serve(transport: Any, out: str, until: int) -> None:
     """In FLARE's server, where sites own their data: rounds until a mark or their number ends them."""
     from fiss.deployment.server import lead, numbers
-    from fiss.flare.transport import Deployed
+    from fiss.flare.transport import FlareEngine
 
     folder = RunFolder.open(Path(out), deployed=True)
-    names = numbers(folder, carrier.sites)
-    lead(folder, Deployed(carrier, names, folder.config().federation), names, until, Said())
+    names = numbers(folder, transport.sites)
+    lead(folder, FlareEngine(transport, names, folder.config().federation), names, until, LogProgress())
 
 
-def attend(folder: Path, config: str) -> Callable[[Packed], Packed]:
+def attend(folder: Path, config: str) -> Callable[[Message], Message]:
     """At a site that owns its data: a function that answers for it."""
-    from fiss.deployment.server import Attendant
+    from fiss.deployment.server import SiteClient
     from fiss.deployment.site_folder import read_site
 
-    return Attendant(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), Said())
+    return SiteClient(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), LogProgress())
 
 
-class Said(Watcher):
+class LogProgress(Progress):
     """Notices go to the process's own log."""
 
     def notice(self, text: str) -> None:

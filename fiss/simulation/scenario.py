@@ -22,7 +22,7 @@ from fiss.errors import UserError
 from fiss.federation.client import Site
 from fiss.labels import LabelSpace, TaskStream
 from fiss.models.segmenter import Segmenter, build, check_spec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.rng import address
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
 from fiss.training.batches import Reader, steps_per_epoch
@@ -40,7 +40,7 @@ def network(config: Config, label_space: LabelSpace, weights: str | None = None)
     model = build(spec, label_space.sizes, address(config.seed, "model"))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(address(config.seed, "wire"))
-        config.method.wire(model)
+        config.method.adapt_network(model)
     return model
 
 
@@ -51,7 +51,7 @@ def private(name: str, key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Setup:
+class Scenario:
     """A config with its data opened and checked and its world drawn."""
 
     config: Config
@@ -104,9 +104,9 @@ class Setup:
         task, holding = self.plan.stage(client, round_)[1], self.plan.holding(client, round_)
         labelled = self._labelled(task, holding)
         so_far = sum(r <= round_ for r in self.transitions[client]) if not self.told else 0
-        turn = self.plan.turns[round_]
+        round_plan = self.plan.round_plans[round_]
         trains = self.told or self.config.world.train_staying or not self.plan.stays(client, round_)
-        return Site(self.names, holding.images, labelled, self.config.seed, so_far, turn.task, trains)
+        return Site(self.names, holding.images, labelled, self.config.seed, so_far, round_plan.task, trains)
 
     def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
         """Ids that a site labels; where tasks are not told, only those that its images show."""
@@ -186,12 +186,14 @@ class Setup:
             }
             for task in range(len(self.tasks.tasks))
         ]
-        rounds = [{k: v for k, v in asdict(turn).items() if k != "present"} for turn in self.plan.turns]
+        rounds = [
+            {k: v for k, v in asdict(round_plan).items() if k != "present"} for round_plan in self.plan.round_plans
+        ]
         record = {"data": self.data_digest, "rounds": rounds, "tasks": tasks}
         if self.told:
             return record
         return record | {
-            "present": [turn.present for turn in self.plan.turns],
+            "present": [round_plan.present for round_plan in self.plan.round_plans],
             "stages": {str(client): stages for client, stages in self.plan.stages.items()},
             "redrawn": {
                 f"{task}/{client}/{n}": [stems[i] for i in held.images]
@@ -201,7 +203,7 @@ class Setup:
         }
 
 
-def prepare(config: Config, watcher: Watcher) -> Setup:
+def open_scenario(config: Config, progress: Progress) -> Scenario:
     """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
     if config.training.threads:
         torch.set_num_threads(config.training.threads)
@@ -210,21 +212,21 @@ def prepare(config: Config, watcher: Watcher) -> Setup:
     check_spec(config.model)
     dataset = open_dataset(config.data)
     for notice in dataset.notices:
-        watcher.notice(notice)
+        progress.notice(notice)
     tasks = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
-    train, val = check(dataset, watcher)
+    train, val = check(dataset, progress)
     left_out = [name for i, name in enumerate(dataset.classes, 1) if i not in tasks.seen(len(tasks.tasks) - 1)]
     if left_out:
-        watcher.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
+        progress.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
     for notice in missing_classes(dataset, train, val):
-        watcher.notice(notice)
+        progress.notice(notice)
     everyone = not is_told(config) and config.monitor.probed == "all"
     plan = make_plan(config.world, config.tasks, tasks, train.presence, config.seed, everyone)
     if config.joint:
         steps = _steps(config, plan)
         plan = joint_plan(plan, tasks, train.presence, steps)
         tasks = TaskStream(tasks.classes, (tasks.seen(len(tasks.tasks) - 1),))
-    return Setup(config, dataset, train, val, tasks, plan)
+    return Scenario(config, dataset, train, val, tasks, plan)
 
 
 def _steps(config: Config, plan: Plan, start: int = 0) -> int:
@@ -235,9 +237,9 @@ def _steps(config: Config, plan: Plan, start: int = 0) -> int:
         return training.epochs_in(task == 0) * steps_per_epoch(images, training.batch, training.drop_last)
 
     return sum(
-        turn.steps if turn.steps is not None else of(plan.stage(client, turn.round)[1], client)
-        for turn in plan.turns[start:]
-        for client in turn.selected
+        round_plan.steps if round_plan.steps is not None else of(plan.stage(client, round_plan.round)[1], client)
+        for round_plan in plan.round_plans[start:]
+        for client in round_plan.selected
     )
 
 

@@ -93,13 +93,13 @@ def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: boo
 
 def _first_task_is_plain(method: Method) -> bool:
     """Whether it would train the first task as finetune does, so that it may take it over."""
-    verbs = ("wire", "arm", "first_losses")
+    verbs = ("adapt_network", "prepare_training", "first_losses")
     same = all(getattr(type(method), verb) is getattr(Method, verb) for verb in verbs)
     return same and method.mean_over == methods.find(BASE).mean_over
 
 
 @dataclass
-class Progress:
+class JobStatus:
     """Where a job stands."""
 
     job: Job
@@ -113,33 +113,33 @@ class Progress:
     """Of the logs when they were last read."""
 
 
-def look(progress: Progress) -> None:
+def refresh(status: JobStatus) -> None:
     """Read from the run folder what there is to know."""
-    job = progress.job
+    job = status.job
     if not (job.folder / "config.toml").is_file():
         return
     folder = RunFolder.open(job.folder)
     sizes = tuple(
         p.stat().st_size if p.is_file() else 0 for p in (job.folder / "scores.jsonl", job.folder / "rounds.jsonl")
     )
-    if sizes == progress.sizes:
+    if sizes == status.sizes:
         return
-    progress.sizes = sizes
+    status.sizes = sizes
     try:
         ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == _view(job)]
         rounds = len(folder.records("rounds.jsonl"))
     except (UserError, KeyError):
         return  # a line is being written
-    progress.miou = tuple(r["miou"] for r in ends)
-    if progress.state == "running":
-        progress.detail = f"task {len(ends)}, {rounds} rounds done"
+    status.miou = tuple(r["miou"] for r in ends)
+    if status.state == "running":
+        status.detail = f"task {len(ends)}, {rounds} rounds done"
 
 
 def has_scores(job: Job) -> bool:
     """Whether a task of it is finished, so that it can be compared."""
-    progress = Progress(job)
-    look(progress)
-    return bool(progress.miou)
+    status = JobStatus(job)
+    refresh(status)
+    return bool(status.miou)
 
 
 def _view(job: Job) -> str:
@@ -174,34 +174,34 @@ def _plain(config: Config) -> dict[str, object]:
     return values
 
 
-def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]], None]) -> Iterator[Progress]:
+def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus]], None]) -> Iterator[JobStatus]:
     """Run all jobs, `parallel` at a time; gives each as it ends. `tell` hears of all of them again and again."""
-    board = {job.folder: Progress(job) for job in jobs}
-    for progress in board.values():
-        if (progress.job.folder / "state.json").is_file() and RunFolder.open(progress.job.folder).finished():
-            progress.state, progress.detail = "finished", "was there"
-            look(progress)
+    board = {job.folder: JobStatus(job) for job in jobs}
+    for status in board.values():
+        if (status.job.folder / "state.json").is_file() and RunFolder.open(status.job.folder).finished():
+            status.state, status.detail = "finished", "was there"
+            refresh(status)
     running: dict[Path, subprocess.Popen[bytes]] = {}
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are stopped with the sweep
     try:
         while any(p.state in ("waiting", "running") for p in board.values()):
-            for folder, progress in board.items():
-                if progress.state == "waiting" and len(running) < parallel and _ready(progress.job, board):
-                    running[folder] = _start(progress.job, parallel)
-                    progress.state = "running"
-                elif progress.state == "waiting" and progress.job.base in board:
-                    base = board[progress.job.base]
+            for folder, status in board.items():
+                if status.state == "waiting" and len(running) < parallel and _ready(status.job, board):
+                    running[folder] = _start(status.job, parallel)
+                    status.state = "running"
+                elif status.state == "waiting" and status.job.base in board:
+                    base = board[status.job.base]
                     if base.state == "failed" and not _has_first_task(base.job):
-                        progress.state, progress.detail = "failed", f"{base.job.folder.name} failed"
-                        yield progress
+                        status.state, status.detail = "failed", f"{base.job.folder.name} failed"
+                        yield status
             for folder, process in list(running.items()):
-                progress = board[folder]
-                look(progress)
+                status = board[folder]
+                refresh(status)
                 if process.poll() is not None:
                     del running[folder]
-                    progress.state = "finished" if process.returncode == 0 else "failed"
-                    progress.detail = "" if process.returncode == 0 else _last_line(_log(progress.job))
-                    yield progress
+                    status.state = "finished" if process.returncode == 0 else "failed"
+                    status.detail = "" if process.returncode == 0 else _last_line(_log(status.job))
+                    yield status
             tell(list(board.values()))
             sleep(0.2)
     finally:
@@ -212,7 +212,7 @@ def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[Progress]]
         signal.signal(signal.SIGTERM, before)
 
 
-def _ready(job: Job, board: dict[Path, Progress]) -> bool:
+def _ready(job: Job, board: dict[Path, JobStatus]) -> bool:
     return job.base is None or _has_first_task(board[job.base].job)
 
 

@@ -118,7 +118,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundPlan:
     """One round of the calendar."""
 
     round: int
@@ -143,7 +143,7 @@ Stage = tuple[int, int, int]
 class Plan:
     """The calendar and every holding in it."""
 
-    turns: tuple[Turn, ...]
+    round_plans: tuple[RoundPlan, ...]
     holdings: dict[tuple[int, int], Holding]
     """By task and site: what the site first holds in it; only sites that take part."""
     stages: dict[int, tuple[Stage, ...]]
@@ -158,7 +158,7 @@ class Plan:
     def stays(self, client: int, round_: int) -> bool:
         """Whether a site is still on the data of an earlier task while the calendar has gone on, and will stay so until
         the next."""
-        task, later = self.turns[round_].task, [s for s in self.stages[client] if s[0] > round_]
+        task, later = self.round_plans[round_].task, [s for s in self.stages[client] if s[0] > round_]
         return self.stage(client, round_)[1] < task and not any(stage[1] == task for stage in later)
 
     def holding(self, client: int, round_: int) -> Holding:
@@ -185,7 +185,7 @@ def make_plan(
             shares = split(spec, ids, pools[task], presence, count, stream(seed, "split", task))
             holdings |= {(task, client): holding for client, holding in enumerate(shares)}
     published = Random(seed)
-    turns: list[Turn] = []
+    round_plans: list[RoundPlan] = []
     for round_ in range(spec.rounds * len(classes.tasks)):
         task, left = round_ // spec.rounds, spec.rounds - round_ % spec.rounds
         joined = [client for client in sorted(stages) if stages[client][0][0] <= round_]
@@ -196,7 +196,7 @@ def make_plan(
             own = _stage_at(stages[client], round_)[1]
             if (own, client) not in holdings:
                 holdings[own, client] = _published_draw(spec, classes.tasks[own], pools[own], presence, published)
-        turns.append(Turn(round_, task, left, len(joined), tuple(selected), present=tuple(there)))
+        round_plans.append(RoundPlan(round_, task, left, len(joined), tuple(selected), present=tuple(there)))
     if everyone:
         for client, own_stages in stages.items():
             for _, task, _ in own_stages:
@@ -205,8 +205,12 @@ def make_plan(
                     holdings[task, client] = _published_draw(spec, classes.tasks[task], pools[task], presence, random)
         used = {(task, client) for client, own in stages.items() for _, task, _ in own}
     else:
-        used = {(_stage_at(stages[client], turn.round)[1], client) for turn in turns for client in turn.selected}
-    plan = Plan(tuple(turns), {key: holdings[key] for key in sorted(used)}, stages)
+        used = {
+            (_stage_at(stages[client], round_plan.round)[1], client)
+            for round_plan in round_plans
+            for client in round_plan.selected
+        }
+    plan = Plan(tuple(round_plans), {key: holdings[key] for key in sorted(used)}, stages)
     return _refreshed(plan, spec, pools, presence, seed) if spec.refresh else plan
 
 
@@ -237,7 +241,7 @@ def _refreshed(plan: Plan, spec: WorldSpec, pools: Sequence[NDArray[np.int64]], 
     """The plan with new draws of the same classes between the stages."""
     stages: dict[int, tuple[Stage, ...]] = {}
     redrawn: dict[tuple[int, int, int], Holding] = {}
-    rounds = len(plan.turns)
+    rounds = len(plan.round_plans)
     for client, own in plan.stages.items():
         grown: list[Stage] = []
         for (start, task, _), end in zip(own, [*(stage[0] for stage in own[1:]), rounds], strict=True):
@@ -252,18 +256,19 @@ def _refreshed(plan: Plan, spec: WorldSpec, pools: Sequence[NDArray[np.int64]], 
                     redrawn[task, client, draw] = Holding(held.classes, tuple(sorted(images)))
                     grown.append((round_, task, draw))
         stages[client] = tuple(grown)
-    return Plan(plan.turns, plan.holdings, stages, redrawn)
+    return Plan(plan.round_plans, plan.holdings, stages, redrawn)
 
 
 def joint_plan(plan: Plan, classes: TaskStream, presence: Presence, steps: int) -> Plan:
     """The upper bound: one site with all images and labels from the start, for `steps` in as many rounds as `plan`."""
     ids = classes.seen(len(classes.tasks) - 1)
-    rounds = len(plan.turns)
+    rounds = len(plan.round_plans)
     images = np.nonzero(_shows(presence, ids))[0]
-    turns = (
-        Turn(r, 0, rounds - r, 1, (0,), steps * (r + 1) // rounds - steps * r // rounds, (0,)) for r in range(rounds)
+    round_plans = (
+        RoundPlan(r, 0, rounds - r, 1, (0,), steps * (r + 1) // rounds - steps * r // rounds, (0,))
+        for r in range(rounds)
     )
-    return Plan(tuple(turns), {(0, 0): Holding(ids, tuple(int(i) for i in images))}, {0: ((0, 0, 0),)})
+    return Plan(tuple(round_plans), {(0, 0): Holding(ids, tuple(int(i) for i in images))}, {0: ((0, 0, 0),)})
 
 
 def task_pool(tasks: TaskSpec, classes: TaskStream, presence: Presence, task: int, seed: int) -> NDArray[np.int64]:

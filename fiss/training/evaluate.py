@@ -16,7 +16,7 @@ from fiss.errors import UserError
 from fiss.labels import LabelSpace
 from fiss.metrics import confusion
 from fiss.models.segmenter import Segmenter, pad
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.simulation.world import Presence
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
@@ -62,7 +62,7 @@ def evaluate(
     view: View,
     spec: EvaluationSpec,
     training: TrainingSpec,
-    watcher: Watcher,
+    progress: Progress,
 ) -> Tensor:
     """Confusion matrix of the model over those images, (C, C). Full images are batched with others of their size."""
     device = next(model.parameters()).device
@@ -75,13 +75,13 @@ def evaluate(
         alike[tuple(sizes[i]) if view == "full" else ()].append(i)
     batches = [group[a : a + spec.batch] for group in alike.values() for a in range(0, len(group), spec.batch)]
     reader.ask([(i, view) for i in batch] for batch in batches)
-    watcher.start("scoring", len(images))
+    progress.start("scoring", len(images))
     for _ in batches:
         pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
         pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
         with autocast(training, device), torch.compiler.set_stance("force_eager"):  # not worth a compilation of its own
             predicted = model(normalise(pictures)).logits_BCHW.max(1).indices
         total += confusion(predicted, labels, channels)
-        watcher.advance(len(pictures))
-    watcher.finish()
+        progress.advance(len(pictures))
+    progress.finish()
     return total

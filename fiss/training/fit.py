@@ -16,7 +16,7 @@ from fiss.labels import BACKGROUND, LabelSpace
 from fiss.methods.base import Method, Step
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter, pad
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.training.batches import Reader
 
 
@@ -158,10 +158,10 @@ class Trainer:
         reader: Reader,
         spec: TrainingSpec,
         plain: Reader | None = None,
-        yardstick: Segmenter | None = None,
+        feature_network: Segmenter | None = None,
     ) -> None:
         self.plain = plain  # reads images that are looked at and not trained on
-        self.yardstick = yardstick  # a network that never changes, to compare images with
+        self.feature_network = feature_network  # a network that never changes, to compare images with
         self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
         self.device = next(student.parameters()).device
         self._taught_by: Weights | None = None
@@ -213,13 +213,13 @@ class Trainer:
         return normalise(images), labels
 
 
-def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Lesson, watcher: Watcher) -> Fitted:
+def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Lesson, progress: Progress) -> Fitted:
     """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
     method looks before it trains."""
     student, spec, device = trainer.student, trainer.spec, trainer.device
     groups = sum(map(bool, lesson.label_space.groups))  # of its first data too, if others have more
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
-    relearnt = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
+    labelled_old = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
     table = torch.from_numpy(lesson.table).to(device)
     state: dict[str, Any] = {}
     set_training(student, method, groups, spec)
@@ -231,17 +231,17 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             with torch.no_grad():  # not inference mode: losses may save what the teacher says for backward
                 taught = teacher(images) if teacher is not None else None
             output = student(images)
-        return Step(labels, output, taught, lesson.label_space, known, epoch, state, relearnt)
+        return Step(labels, output, taught, lesson.label_space, known, epoch, state, labelled_old)
 
     objective = method.first_losses if lesson.first else method.losses
     totals: dict[str, Tensor] = {}
     steps, seen, told = 0, 0, 0.0
     for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
-        if teacher is not None and method.looks:
+        if teacher is not None and method.needs_preview:
             student.eval()
             with torch.no_grad():
                 for _ in range(length):
-                    method.look(see(epoch))
+                    method.preview(see(epoch))
             set_training(student, method, groups, spec)
         for _ in range(length):
             optimizer.param_groups[0]["lr"] = lesson.rate(steps)
@@ -256,7 +256,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
             steps, seen = steps + 1, seen + count
             fresh = monotonic() - told > 0.5
             told = monotonic() if fresh else told
-            watcher.step(count, {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
+            progress.step(count, {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
     means = {name: float(total) / steps for name, total in totals.items()}
     report = method.report(state, lesson.label_space)
     return Fitted(steps, seen, means, lesson.rate(steps), report)
@@ -265,7 +265,7 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
 def set_training(student: Segmenter, method: Method, groups: int, spec: TrainingSpec) -> None:
     """Modes and frozen parts as the method wants them while there are so many groups of classes."""
     student.train()
-    method.arm(student, groups)
+    method.prepare_training(student, groups)
     if spec.batch_statistics == "kept_out":
         for module in student.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -19,7 +19,7 @@ from fiss.data.transforms import normalise
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.models.output import Output
 from fiss.models.segmenter import Segmenter, pad
-from fiss.monitors.rules import Evidence, Looks
+from fiss.monitors.rules import Evidence, FeatureStatistics
 from fiss.ops.scatter import add_up
 from fiss.training.batches import Reader
 from fiss.training.fit import TrainingSpec, autocast
@@ -31,7 +31,7 @@ DIRECTIONS = 64
 
 
 @dataclass(frozen=True)
-class Pass:
+class ImagePass:
     """A network over some of a client's images: gives what it says of each batch, and its labels."""
 
     model: Segmenter
@@ -56,7 +56,7 @@ class Pass:
 
 
 @torch.inference_mode()
-def look(over: Pass) -> Evidence:
+def measure(over: ImagePass) -> Evidence:
     """Evidence from those images."""
     rows: list[Tensor] = []
     channels = sum(over.model.classifier.sizes)
@@ -76,7 +76,7 @@ def look(over: Pass) -> Evidence:
 
 
 @torch.inference_mode()
-def features(over: Pass) -> Looks:
+def features(over: ImagePass) -> FeatureStatistics:
     """What the labelled pixels of those images look like to this network: of each stage the mean over them, brought
     to length 1 per channel, in a few directions; an image without any is left out."""
     rows: list[Tensor] = []
@@ -92,9 +92,9 @@ def features(over: Pass) -> Looks:
         rows.append(torch.cat(parts, 1)[own.sum((1, 2, 3)) > 0])
     found = torch.cat(rows).double().cpu().numpy()
     if len(found) < 2:
-        return Looks(len(found), (), ())
+        return FeatureStatistics(len(found), (), ())
     mean, variance = (tuple(float(v) for v in values) for values in (found.mean(0), found.var(0, ddof=1)))
-    return Looks(len(found), mean, variance)
+    return FeatureStatistics(len(found), mean, variance)
 
 
 @lru_cache(maxsize=32)

@@ -12,23 +12,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from federated import DATA, TASKS, Local, attendant, config, final, stage
+from federated import DATA, TASKS, Local, config, final, site_client, stage
 from PIL import Image
 
 from fiss.cli.listings import federation_table
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import provisioning, server, supervisor
-from fiss.deployment.server import Attendant, Judge, lead, open_run
-from fiss.deployment.site_folder import TEMPLATE, Holdings, read_site, write_site
+from fiss.deployment.server import ServerEvaluator, SiteClient, lead, open_run
+from fiss.deployment.site_folder import TEMPLATE, SiteFolder, read_site, write_site
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.aggregate import FederationSpec
-from fiss.federation.messages import Order, Probe, Reply, Sighting, Snapshot
+from fiss.federation.messages import Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation.scenario import private
 
@@ -36,13 +36,13 @@ from fiss.simulation.scenario import private
 def listed_fields():
     """The fields that docs/privacy.md lists, by message."""
     text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
-    found, kind = {"both": set(), "sighting": set(), "reply": set()}, "both"
+    found, kind = {"both": set(), "probe_result": set(), "reply": set()}, "both"
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 3 and set(cells[0]) != {"-"} and cells[0] != "message":
             kind = next((k for k in found if k in cells[0]), kind)
             found[kind] |= set(re.findall(r"`([\w/.]+)`", cells[1]))
-    return {k: found["both"] | found[k] for k in ("sighting", "reply")}
+    return {k: found["both"] | found[k] for k in ("probe_result", "reply")}
 
 
 def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
@@ -53,35 +53,35 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
     class Spied(Local):
         def probe(self, probes):
             for probe in probes:
-                sent.append(self.attendants[probe.client](wire.from_probe(probe)))
-                yield wire.to_sighting(sent[-1])[0]
+                sent.append(self.site_clients[probe.client](wire.from_probe(probe)))
+                yield wire.to_probe_result(sent[-1])[0]
 
         def ask(self, orders):
             for order in orders:
-                sent.append(self.attendants[order.client](wire.from_order(order)))
+                sent.append(self.site_clients[order.client](wire.from_order(order)))
                 yield wire.to_reply(sent[-1])[0]
 
     run = open_run(settings, tmp_path / "run")
-    engine = Spied({i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))})
-    lead(run, engine, {0: "a", 1: "b"}, 2, Watcher())
+    engine = Spied({i: site_client(tmp_path, settings, name) for i, name in enumerate(("a", "b"))})
+    lead(run, engine, {0: "a", 1: "b"}, 2, Progress())
     stage(tmp_path, 1, ("a", "b"))
-    lead(run, engine, {0: "a", 1: "b"}, 4, Watcher())
+    lead(run, engine, {0: "a", 1: "b"}, 4, Progress())
     fields = listed_fields()
     kinds, counted = set(), 0
-    for packed in sent:
-        text = json.loads(packed.text)
+    for message in sent:
+        text = json.loads(message.text)
         kinds.add(text["kind"])
-        names = set(text) | {"model/..." for name in packed.arrays}
+        names = set(text) | {"model/..." for name in message.arrays}
         assert names <= fields[text["kind"]] | {"model/..."}
         assert fields[text["kind"]] - {"model/..."} <= set(text)
         assert text["memory"] is None
-        assert all(name.startswith("model/") for name in packed.arrays)
-        assert "scan" not in packed.text  # no name of a file
+        assert all(name.startswith("model/") for name in message.arrays)
+        assert "scan" not in message.text  # no name of a file
         if text["kind"] == "reply" and text["report"]["pseudo_labels"]:
             counted += 1
             new = {DATA.classes[i - 1] for i in TASKS[1]}
             assert not any(new & set(epoch["offered"]) for epoch in text["report"]["pseudo_labels"])
-    assert kinds == {"sighting", "reply"}
+    assert kinds == {"probe_result", "reply"}
     assert counted > 0
 
 
@@ -93,18 +93,18 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     plain = config()
     settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
     run = open_run(settings, tmp_path / "run")
-    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 2, Watcher())
+    lead(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 2, Progress())
     scores = run.records("scores.jsonl")
     assert [record["round"] for record in scores] == [0, 1]
     assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
     assert sum(value or 0 for value in scores[-1]["iou"].values()) > 0
     known = {"folder": "f", "sites": ["a"], "there": None, "server": "s", "port": 1, "stopping": False}
-    table = federation_table({**known, **supervisor.progress(run), "scores": scores[-1:]})
+    table = federation_table({**known, **supervisor.standing(run), "scores": scores[-1:]})
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
-    judge, server, said = Judge(settings, Watcher()), run.restore().server, []
+    judge, server, said = ServerEvaluator(settings, Progress()), run.restore().server, []
     assert {"round": 1, **judge(server)} == scores[-1]
-    judge.watcher = SimpleNamespace(notice=said.append)
+    judge.progress = SimpleNamespace(notice=said.append)
     for names in (("hidden",), ("hidden",), ("hidden", "too")):
         assert judge(replace(server, label_space=LabelSpace(((*names, *server.label_space.names),)))) is None
     assert [words.split(". ")[0].split("no class ")[1] for words in said] == ["'hidden'", "'too'"]  # once of each
@@ -112,19 +112,19 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
         open_run(replace(settings, training=replace(settings.training, epochs=2)), tmp_path / "run")
     (tmp_path / "own" / "masks" / "scan002.png").write_bytes(b"nothing")
     with pytest.raises(UserError, match="scan002"):
-        Judge(settings, Watcher())
+        ServerEvaluator(settings, Progress())
 
 
 def test_a_round_that_is_played_again_is_answered_again(tmp_path):
     settings = config()
     stage(tmp_path, 0, ("a",))
     run = open_run(settings, tmp_path / "run")
-    desk = attendant(tmp_path, settings)
-    lead(run, Local({0: desk}), {0: "a"}, 2, Watcher())
+    desk = site_client(tmp_path, settings)
+    lead(run, Local({0: desk}), {0: "a"}, 2, Progress())
     kept = shutil.copytree(run.path, tmp_path / "kept")
-    lead(run, Local({0: desk}), {0: "a"}, 3, Watcher())
+    lead(run, Local({0: desk}), {0: "a"}, 3, Progress())
     again = RunFolder(kept)
-    lead(again, Local({0: desk}), {0: "a"}, 3, Watcher())  # the server died and lost its third round
+    lead(again, Local({0: desk}), {0: "a"}, 3, Progress())  # the server died and lost its third round
     for name, tensor in final(run).weights.items():
         assert torch.equal(final(again).weights[name], tensor)
     memory = json.loads(desk.path.read_bytes())
@@ -135,33 +135,33 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     stage(tmp_path, 0, ("a",))
     said = []
 
-    class Hears(Watcher):
+    class Hears(Progress):
         def notice(self, text):
             said.append(text)
 
     (tmp_path / "site.toml").write_text('data = "a"\n[names]\ndisc = "circle"\n')
     spec = read_site(tmp_path / "site.toml")
-    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Hears())
-    first = holdings.look_again()
+    holdings = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), Hears())
+    first = holdings.rescan()
     assert (len(first.images), first.classes[0]) == (6, "circle")
     assert set(first.labelled) <= {1, 2, 3}
-    assert holdings.look_again().mark == first.mark
+    assert holdings.rescan().mark == first.mark
     reader = holdings.readers[0]
     whole = (tmp_path / "a" / "masks" / "scan000.png").read_bytes()
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "a" / "images" / "lonely.png").write_bytes((tmp_path / "a" / "images" / "scan001.png").read_bytes())
-    second = holdings.look_again()
+    second = holdings.rescan()
     assert len(second.images) == 5
     assert second.mark != first.mark
     assert holdings.readers[0] is not reader
-    holdings.look_again()
+    holdings.rescan()
     assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
-    assert holdings.look_again().mark == first.mark
+    assert holdings.rescan().mark == first.mark
     wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
     wrong[0, 0] = 200
     Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
-    assert len(holdings.look_again().images) == 5
+    assert len(holdings.rescan().images) == 5
     assert "mask ids [200] are not in classes.txt" in said[-1]
 
 
@@ -170,9 +170,9 @@ def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_p
     for workers in (0, 1):
         root = tmp_path / str(workers)
         stage(root, 0, ("a",))
-        run, desk = open_run(settings, root / "run"), attendant(root, settings, workers=workers)
+        run, desk = open_run(settings, root / "run"), site_client(root, settings, workers=workers)
         for rounds in (1, 2):
-            lead(run, Local({0: desk}), {0: "a"}, rounds, Watcher())
+            lead(run, Local({0: desk}), {0: "a"}, rounds, Progress())
             stage(root, rounds, ("a",))
         ended[workers] = final(run).weights
     assert all(torch.equal(ended[1][name], tensor) for name, tensor in ended[0].items())
@@ -229,15 +229,15 @@ def test_a_job_cannot_call_what_it_likes():
 
 
 class Scripted:
-    """A carrier whose sites answer as they are told to."""
+    """A transport whose sites answer as they are told to."""
 
     def __init__(self, answers):
         self.answers, self.asked = answers, []
 
     def exchange(self, messages, read, quorum, patience):
-        for site, packed in messages:
-            self.asked.append((site, packed))
-            said = self.answers[site](packed)
+        for site, message in messages:
+            self.asked.append((site, message))
+            said = self.answers[site](message)
             if not isinstance(said, str):
                 try:
                     said = read(site, said)
@@ -251,28 +251,28 @@ def test_a_site_that_cannot_be_understood_is_left_out():
     space = LabelSpace(((), ("x",)))
     weights = {"w": torch.ones(2)}
 
-    def good(packed):
+    def good(message):
         return wire.from_reply(Reply(0, 3, weights))
 
     answers = {
         "a": good,
         "b": good,  # speaks for another
-        "c": lambda packed: wire.Packed("nonsense"),
-        "d": lambda packed: wire.Packed(json.dumps({"kind": "reply", "client": 3, "surprise": 1})),
-        "e": lambda packed: "it did not answer in time",
-        "f": lambda packed: flare.TOO_LATE,
-        "g": lambda packed: wire.Packed(good(packed).text.replace('"images": 3', '"images": 1e300'), {}),
-        "h": lambda packed: wire.Packed(good(packed).text.replace('"losses": {}', '"losses": {"a": "b"}'), {}),
-        "i": lambda packed: wire.Packed(good(packed).text + " " * 2**24),
-        "j": lambda packed: wire.Packed(
-            good(packed).text.replace('"losses": {}', '"losses": {"a": 1' + "0" * 400 + "}")
+        "c": lambda message: wire.Message("nonsense"),
+        "d": lambda message: wire.Message(json.dumps({"kind": "reply", "client": 3, "surprise": 1})),
+        "e": lambda message: "it did not answer in time",
+        "f": lambda message: flare.TOO_LATE,
+        "g": lambda message: wire.Message(good(message).text.replace('"images": 3', '"images": 1e300'), {}),
+        "h": lambda message: wire.Message(good(message).text.replace('"losses": {}', '"losses": {"a": "b"}'), {}),
+        "i": lambda message: wire.Message(good(message).text + " " * 2**24),
+        "j": lambda message: wire.Message(
+            good(message).text.replace('"losses": {}', '"losses": {"a": 1' + "0" * 400 + "}")
         ),
-        "k": lambda packed: wire.Packed(
-            good(packed).text.replace('"report": {}', '"report": ' + "[" * 900 + "]" * 900)
+        "k": lambda message: wire.Message(
+            good(message).text.replace('"report": {}', '"report": ' + "[" * 900 + "]" * 900)
         ),
-        "l": lambda packed: wire.Packed(good(packed).text.replace('"client": 0', '"client": true')),
+        "l": lambda message: wire.Message(good(message).text.replace('"client": 0', '"client": true')),
     }
-    engine = flare.Deployed(Scripted(answers), dict(enumerate("abcdefghijkl")), FederationSpec())
+    engine = flare.FlareEngine(Scripted(answers), dict(enumerate("abcdefghijkl")), FederationSpec())
     teacher = Snapshot("before-0001", space, weights)
     orders = [Order(n, 4, space, weights, teacher) for n in range(12)]
     assert [reply.client for reply in engine.ask(orders)] == [0]
@@ -281,14 +281,14 @@ def test_a_site_that_cannot_be_understood_is_left_out():
     assert "too long" in engine.missing[8]
     assert "speaks for another" in engine.missing[1]
     assert [reply.client for reply in engine.ask(orders)] == [0]
-    sent = [packed for site, packed in engine.carrier.asked if site == "a"]
-    assert [any(name.startswith("teacher/") for name in packed.arrays) for packed in sent] == [True, False]
-    answers["a"] = lambda packed: wire.from_sighting(Sighting(0))
+    sent = [message for site, message in engine.transport.asked if site == "a"]
+    assert [any(name.startswith("teacher/") for name in message.arrays) for message in sent] == [True, False]
+    answers["a"] = lambda message: wire.from_probe_result(ProbeResult(0))
     assert [said.client for said in engine.probe([Probe(0, 5, space, weights)])] == [0]
     answers["a"] = good
     list(engine.ask([Order(0, 5, space, {**weights, "new": torch.ones(1)}, teacher)]))
-    site, packed = engine.carrier.asked[-1]
-    assert (site, set(packed.arrays)) == ("a", {"model/new"})  # one model each way in a round, no more
+    site, message = engine.transport.asked[-1]
+    assert (site, set(message.arrays)) == ("a", {"model/new"})  # one model each way in a round, no more
 
 
 def test_a_round_ends_by_quorum_or_patience():
@@ -305,8 +305,8 @@ def test_a_round_ends_by_quorum_or_patience():
             how = self.behaviour[site]
             if how in ("answers", "fails", "raves", "empty"):
                 result = {
-                    "answers": lambda: flare._shareable(wire.Packed(site)),
-                    "raves": lambda: flare._shareable(wire.Packed("what?")),
+                    "answers": lambda: flare._shareable(wire.Message(site)),
+                    "raves": lambda: flare._shareable(wire.Message("what?")),
                     "empty": flare.Shareable,
                     "fails": lambda: flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION),
                 }[how]()
@@ -320,14 +320,14 @@ def test_a_round_ends_by_quorum_or_patience():
         def cancel_task(self, task):
             cancelled.append(task.props["site"])
 
-    def reading(site, packed):
-        if packed.text != site:
+    def reading(site, message):
+        if message.text != site:
             raise UserError("nonsense")
-        return packed
+        return message
 
     def outcome(behaviour, **limits):
-        carrier = flare.Carrier(Controller(behaviour), None, SimpleNamespace(triggered=False), list(behaviour))
-        found = dict(carrier.exchange([(site, wire.Packed("hello")) for site in behaviour], reading, **limits))
+        transport = flare.Transport(Controller(behaviour), None, SimpleNamespace(triggered=False), list(behaviour))
+        found = dict(transport.exchange([(site, wire.Message("hello")) for site in behaviour], reading, **limits))
         return {site: what if isinstance(what, str) else "answer" for site, what in found.items()}
 
     late = flare.TOO_LATE
@@ -341,37 +341,37 @@ def test_a_round_ends_by_quorum_or_patience():
     assert mixed["a"] == "answer"
     assert "its log says why" in mixed["b"]
     assert "in time" in mixed["c"]
-    stopped = flare.Carrier(Controller(four), None, SimpleNamespace(triggered=True), list(four))
+    stopped = flare.Transport(Controller(four), None, SimpleNamespace(triggered=True), list(four))
     with pytest.raises(UserError, match="was stopped"):
-        list(stopped.exchange([(site, wire.Packed("hello")) for site in four], reading))
+        list(stopped.exchange([(site, wire.Message("hello")) for site in four], reading))
 
 
 def test_what_never_reached_the_server_is_said_again(tmp_path):
-    """A sighting is lost on its way: the site's memory goes back to before it, and its monitor fires once more."""
+    """A probe_result is lost on its way: the site's memory goes back to before it, and its monitor fires once more."""
     settings = config()
     stage(tmp_path, 0, ("a",))
-    desk = attendant(tmp_path, settings)
+    desk = site_client(tmp_path, settings)
 
     class Lossy(Local):
         lost = -1
 
         def probe(self, probes):
             for probe in probes:
-                packed = desk(wire.from_probe(probe, heard=self.heard.get(probe.client, -1)))
+                message = desk(wire.from_probe(probe, heard=self.heard.get(probe.client, -1)))
                 if probe.round == self.lost:
                     self.late[probe.client] = "lost"
                 else:
-                    yield wire.to_sighting(packed)[0]
+                    yield wire.to_probe_result(message)[0]
 
         def ask(self, orders):
             return super().ask([order for order in orders if order.client not in self.late])
 
     run = open_run(settings, tmp_path / "run")
     engine = Lossy({0: desk})
-    lead(run, engine, {0: "a"}, 2, Watcher())
+    lead(run, engine, {0: "a"}, 2, Progress())
     stage(tmp_path, 1, ("a",))
     engine.lost = 2
-    lead(run, engine, {0: "a"}, 4, Watcher())
+    lead(run, engine, {0: "a"}, 4, Progress())
     records = run.records("rounds.jsonl")
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
     assert records[2]["missing"] == {"a": "lost"}
@@ -383,24 +383,24 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     """The disk is full when a round is to count; it is played again without the site, which comes back later."""
     settings = config()
     stage(tmp_path, 0, ("a", "b"))
-    desks = {i: attendant(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
+    desks = {i: site_client(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
 
     class Told(Local):
         def probe(self, probes):
             for probe in probes:
-                packed = wire.from_probe(probe, heard=self.heard.get(probe.client, -1))
-                yield wire.to_sighting(self.attendants[probe.client](packed))[0]
+                message = wire.from_probe(probe, heard=self.heard.get(probe.client, -1))
+                yield wire.to_probe_result(self.site_clients[probe.client](message))[0]
 
     run, names = open_run(settings, tmp_path / "run"), {0: "a", 1: "b"}
-    lead(run, Told(desks), names, 2, Watcher())
+    lead(run, Told(desks), names, 2, Progress())
     stage(tmp_path, 1, ("a",))
     commit = RunFolder.commit
     monkeypatch.setattr(RunFolder, "commit", lambda *words: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space"):
-        lead(run, Told(desks), names, 3, Watcher())
+        lead(run, Told(desks), names, 3, Progress())
     monkeypatch.setattr(RunFolder, "commit", commit)
-    lead(run, Told(desks), {1: "b"}, 3, Watcher())
-    lead(run, Told(desks), names, 4, Watcher())
+    lead(run, Told(desks), {1: "b"}, 3, Progress())
+    lead(run, Told(desks), names, 4, Progress())
     records = run.records("rounds.jsonl")
     assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
@@ -445,12 +445,12 @@ def test_a_round_in_which_nobody_is_there_is_none(tmp_path):
         def ask(self, orders):
             return []
 
-    lead(run, Gone({}), {0: "a"}, 4, Watcher())
+    lead(run, Gone({}), {0: "a"}, 4, Progress())
     assert not (run.path / "state.json").exists()
-    lead(run, Local({0: attendant(tmp_path, settings)}), {0: "a"}, 1, Watcher())
+    lead(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 1, Progress())
     with (run.path / "rounds.jsonl").open("a") as log:
         log.write('{"round": 1, "torn')
-    assert supervisor.progress(run)["rounds"] == 1
+    assert supervisor.standing(run)["rounds"] == 1
 
 
 def test_names_may_be_kept_from_the_server(tmp_path):
@@ -462,7 +462,7 @@ def test_names_may_be_kept_from_the_server(tmp_path):
     kit.mkdir(parents=True)
     (kit / "site.toml").write_text(f'data = "{tmp_path / "a"}"\ndevice = "cpu"\nkey = "secret"\n')
     run = open_run(settings, tmp_path / "run")
-    lead(run, Local({0: Attendant(kit, settings, read_site(kit / "site.toml"), Watcher())}), {0: "a"}, 1, Watcher())
+    lead(run, Local({0: SiteClient(kit, settings, read_site(kit / "site.toml"), Progress())}), {0: "a"}, 1, Progress())
     names = run.records("rounds.jsonl")[0]["classes"]
     assert set(names) <= {private(name, "secret") for name in DATA.classes}
     assert names
@@ -489,13 +489,13 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
         write_site(kit, tmp_path / "my data", "cpu", 4, workers=2)
     (kit / "site.toml").write_text(TEMPLATE)
     assert write_site(kit, tmp_path / "my data", "cpu", 4, workers=2).workers == 2
-    holdings = Holdings(spec, AugmentSpec(crop=32), torch.device("cpu"), Watcher())
+    holdings = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), Progress())
     for path in (tmp_path / "my data" / "masks").iterdir():
         Image.open(path).save(path.with_suffix(".bmp"))
         path.unlink()
-    before = holdings.look_again().mark
+    before = holdings.rescan().mark
     mask = next((tmp_path / "my data" / "masks").iterdir())
     pixels = np.asarray(Image.open(mask)).copy()
     pixels[:4] = 2
     Image.fromarray(pixels).save(mask)
-    assert holdings.look_again().mark != before
+    assert holdings.rescan().mark != before

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import DATA, TASKS, Local, attendant, config, final, stage
+from federated import DATA, TASKS, Local, config, final, site_client, stage
 
 from fiss.deployment import provisioning, supervisor
-from fiss.deployment.server import Attendant, lead, numbers, open_run
+from fiss.deployment.server import SiteClient, lead, numbers, open_run
 from fiss.deployment.site_folder import read_site
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 
 
@@ -96,7 +96,7 @@ class World:
             )
 
     def rounds(self):
-        return supervisor.progress(RunFolder(self.folder / "run"))["rounds"]
+        return supervisor.standing(RunFolder(self.folder / "run"))["rounds"]
 
     def records(self):
         return RunFolder(self.folder / "run").records("rounds.jsonl")
@@ -125,14 +125,14 @@ def world(root, settings, *names):
 def in_process(root, settings, stages):
     """The same world without any network: (task, sites, rounds in all) after one another."""
     run = open_run(settings, root / "run")
-    attendants = {}
+    site_clients = {}
     for task, names, until in stages:
         stage(root, task, names)
         known = numbers(run, names)
         for number, name in known.items():
-            if number not in attendants:
-                attendants[number] = attendant(root, settings, name)
-        lead(run, Local(attendants), known, until, Watcher())
+            if number not in site_clients:
+                site_clients[number] = site_client(root, settings, name)
+        lead(run, Local(site_clients), known, until, Progress())
     return run
 
 
@@ -183,22 +183,22 @@ plain, calls = wire.from_reply, []
 
 
 def poisoned(reply, memory=None, transfer="float32"):
-    packed = plain(reply, memory, transfer)
+    message = plain(reply, memory, transfer)
     calls.append(1)
     key = "model/encoder.conv1.weight"
-    weight = packed.arrays[key]
+    weight = message.arrays[key]
     lie = len(calls)
     if lie == 1:
-        packed.arrays[key] = np.full_like(weight, np.nan)
+        message.arrays[key] = np.full_like(weight, np.nan)
     elif lie == 2:
-        packed.arrays[key] = weight[:1]
+        message.arrays[key] = weight[:1]
     elif lie == 3:
-        packed.arrays["model/extra"] = weight
+        message.arrays["model/extra"] = weight
     elif lie == 4:
-        del packed.arrays[key]
+        del message.arrays[key]
     elif lie == 5:
-        packed.arrays[key] = weight + 1e4
-    return packed
+        message.arrays[key] = weight + 1e4
+    return message
 
 
 wire.from_reply = poisoned
@@ -231,13 +231,13 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
     plain = tmp_path / "plain"
     run = open_run(settings, plain / "run")
     stage(plain, 0, names)
-    attendants = {}
+    site_clients = {}
     for number, name in numbers(run, names).items():
         (plain / "kits" / name).mkdir(parents=True)
         (plain / "kits" / name / "site.toml").write_text(f'data = "{plain / name}"\ndevice = "cpu"\n')
         spec = read_site(plain / "kits" / name / "site.toml")
-        attendants[number] = Attendant(plain / "kits" / name, settings, spec, Watcher())
-    lead(run, WithoutC(attendants), dict(enumerate(names)), 5, Watcher())
+        site_clients[number] = SiteClient(plain / "kits" / name, settings, spec, Progress())
+    lead(run, WithoutC(site_clients), dict(enumerate(names)), 5, Progress())
 
     with world(tmp_path / "net", settings, *names) as here:
         stage(here.root, 0, names)
@@ -309,7 +309,7 @@ def test_the_tutorial_as_it_stands(tmp_path):
             subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
         assert len(list((tmp_path / "seen" / "masks").glob("*.png"))) == 6
         assert len(list((tmp_path / "seen" / "overlays").glob("*"))) == 6
-        assert supervisor.progress(RunFolder(tmp_path / "demo" / "run"))["rounds"] == 3
+        assert supervisor.standing(RunFolder(tmp_path / "demo" / "run"))["rounds"] == 3
     finally:
         here.kill_all(tmp_path / "demo")
 

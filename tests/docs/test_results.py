@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fiss.data import voc
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports import comparison, paper, report
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -169,7 +169,7 @@ def test_every_recorded_run_becomes_a_folder_that_a_report_can_read(recorded, tm
     made = sorted((tmp_path / "out").iterdir())
     assert len(made) == len(recorded)
     six = [path for path in made if "later_epochs=0" in path.name]
-    report.write(six, tmp_path / "report.html", Watcher())
+    report.write(six, tmp_path / "report.html", Progress())
     page = (tmp_path / "report.html").read_text()
     assert page.count('alt="mIoU after each task"') == 1
     assert all(str(path) in page for path in six)

@@ -72,7 +72,7 @@ def test_branches_are_recorded_open_and_frozen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     rcil, images = RCIL(), pictures("cuda")
     model = build(SMALL_NETWORK, (4,), 1)
-    rcil.wire(model)
+    rcil.adapt_network(model)
     model = model.to("cuda").to(memory_format=torch.channels_last)
     before = model.weights()
     for groups in (1, 2):
@@ -170,7 +170,7 @@ def test_a_record_for_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", recording)
     rcil, images = RCIL(), pictures("cpu", 32)
     model = network()
-    rcil.wire(model)
+    rcil.adapt_network(model)
     for groups in (1, 2, 1):
         set_training(model, rcil, groups, TrainingSpec())
         record(model, images)

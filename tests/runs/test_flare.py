@@ -10,11 +10,11 @@ from killing import result
 
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.messages import Calendar, Memory, Order, Probe, Reply, Sighting, Snapshot
+from fiss.federation.messages import Calendar, Memory, Order, Probe, Reply, ProbeResult, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment, on_flare
 
@@ -31,8 +31,8 @@ def test_messages_travel_as_text_and_arrays():
     probe, back = wire.to_probe(wire.from_probe(Probe(3, 5, SPACE, WEIGHTS), memory))
     assert (probe.client, probe.round, probe.label_space, back) == (3, 5, SPACE, memory)
     assert same(probe.weights, WEIGHTS)
-    for sighting in (Sighting(1), Sighting(2, ("c", "d"), True, 2)):
-        assert wire.to_sighting(wire.from_sighting(sighting)) == (sighting, None)
+    for probe_result in (ProbeResult(1), ProbeResult(2, ("c", "d"), True, 2)):
+        assert wire.to_probe_result(wire.from_probe_result(probe_result)) == (probe_result, None)
     reply = Reply(4, 10, WEIGHTS, 5, 50, {"ce": 0.25}, {"pseudo_labels": [{"epoch": 0}]}, True)
     again, _ = wire.to_reply(wire.from_reply(reply))
     assert replace(again, weights={}) == replace(reply, weights={})
@@ -45,9 +45,9 @@ def test_shorter_types_halve_what_travels(transfer):
     teacher = Snapshot("task-0", SPACE, weights)
     order, _ = wire.to_order(wire.from_order(Order(1, 2, SPACE, weights, teacher), transfer=transfer), {})
     probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, weights), transfer=transfer))
-    packed = wire.from_reply(Reply(1, 2, weights), transfer=transfer)
-    assert sum(array.nbytes for array in packed.arrays.values()) == 2 * 8 + 8
-    came = wire.to_reply(packed)[0].weights
+    message = wire.from_reply(Reply(1, 2, weights), transfer=transfer)
+    assert sum(array.nbytes for array in message.arrays.values()) == 2 * 8 + 8
+    came = wire.to_reply(message)[0].weights
     for got in (order.weights, order.teacher.weights, probe.weights, came, wire.rounded(weights, transfer)):
         assert same(got, {k: t.to(wire.SHORT[transfer]).float() if t.dim() else t for k, t in weights.items()})
     assert wire.rounded(weights, "float32")["x"] is weights["x"]
@@ -57,11 +57,11 @@ def test_shorter_types_halve_what_travels(transfer):
 def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, tmp_path, transfer):
     pytest.importorskip("nvflare")
     config = replace(tiny, method=find("fbl"), federation=replace(tiny.federation, transfer=transfer))
-    experiment.start(config, tmp_path / "plain", Watcher())
+    experiment.start(config, tmp_path / "plain", Progress())
     if transfer == "bfloat16":
-        on_flare.simulate(config, tmp_path / "flare", 2, Watcher())
+        on_flare.simulate(config, tmp_path / "flare", 2, Progress())
         assert result(tmp_path / "flare") == result(tmp_path / "plain")
-    experiment.start(replace(tiny, method=find("fbl")), tmp_path / "full", Watcher())
+    experiment.start(replace(tiny, method=find("fbl")), tmp_path / "full", Progress())
     a, b = (RunFolder(tmp_path / name).read_weights("task-1").weights for name in ("plain", "full"))
     assert not torch.equal(a["encoder.conv1.weight"], b["encoder.conv1.weight"])
     torch.testing.assert_close(a["encoder.conv1.weight"], b["encoder.conv1.weight"], rtol=0.05, atol=0.02)
@@ -70,13 +70,13 @@ def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, tmp_path, transf
 def test_a_teacher_is_sent_once():
     teacher = Snapshot("task-0", LabelSpace((("a",),)), {"x": torch.ones(2)})
     order = Order(1, 2, SPACE, WEIGHTS, teacher, Calendar(1, 3))
-    packed = wire.from_order(order, with_teacher=False)
-    assert not any(name.startswith("teacher/") for name in packed.arrays)
+    message = wire.from_order(order, with_teacher=False)
+    assert not any(name.startswith("teacher/") for name in message.arrays)
     known = {}
     with pytest.raises(UserError, match="task-0 was not sent"):
-        wire.to_order(packed, known)
+        wire.to_order(message, known)
     first, _ = wire.to_order(wire.from_order(order), known)
-    again, _ = wire.to_order(packed, known)
+    again, _ = wire.to_order(message, known)
     assert again.teacher is first.teacher
     assert (again.calendar, again.label_space) == (order.calendar, SPACE)
     assert wire.to_order(wire.from_order(replace(order, teacher=None, calendar=None)), known)[0].teacher is None
@@ -86,18 +86,18 @@ def test_a_teacher_is_sent_once():
 def test_an_order_sends_only_what_the_probe_did_not(transfer):
     grown = {**WEIGHTS, "new": torch.ones(3), "count": torch.tensor(8)}
     probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, WEIGHTS), transfer=transfer))
-    packed = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, shown=WEIGHTS)
-    assert {name.split("/")[-1] for name in packed.arrays} == {"new", "count"}
-    order, _ = wire.to_order(packed, {}, probe.weights)
+    message = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, shown=WEIGHTS)
+    assert {name.split("/")[-1] for name in message.arrays} == {"new", "count"}
+    order, _ = wire.to_order(message, {}, probe.weights)
     assert same(order.weights, wire.rounded(grown, transfer))
     with pytest.raises(UserError, match="did not see"):
-        wire.to_order(packed, {})
+        wire.to_order(message, {})
 
 
 def test_nothing_but_text_and_arrays():
-    for packed in (wire.from_order(Order(1, 2, SPACE, WEIGHTS, None)), wire.from_reply(Reply(4, 10, WEIGHTS))):
-        json.loads(packed.text)
-        assert all(type(array) is np.ndarray and array.dtype != object for array in packed.arrays.values())
+    for message in (wire.from_order(Order(1, 2, SPACE, WEIGHTS, None)), wire.from_reply(Reply(4, 10, WEIGHTS))):
+        json.loads(message.text)
+        assert all(type(array) is np.ndarray and array.dtype != object for array in message.arrays.values())
     with pytest.raises(UserError, match="kind order, got reply"):
         wire.to_order(wire.from_reply(Reply(4, 10)), {})
 
@@ -109,10 +109,10 @@ def test_the_same_bits_as_in_one_process(tiny, tmp_path, told):
     if not told:
         world = replace(tiny.world, lag=1, clients=4)
         config = replace(config, world=world, monitor=MonitorSpec("misfit", probed="all"))
-    experiment.start(config, tmp_path / "plain", Watcher())
+    experiment.start(config, tmp_path / "plain", Progress())
     scores = []
 
-    class Hears(Watcher):
+    class Hears(Progress):
         def scored(self, record):
             scores.append(record["round"])
 
@@ -123,25 +123,25 @@ def test_the_same_bits_as_in_one_process(tiny, tmp_path, told):
 
 def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypatch):
     pytest.importorskip("nvflare")
-    whole = experiment.start(tiny, tmp_path / "whole", Watcher())
+    whole = experiment.start(tiny, tmp_path / "whole", Progress())
     real = on_flare._follow
 
-    def stopped(process, out, watcher):
+    def stopped(process, out, progress):
         while not (out / "state.json").is_file():
             if process.poll() is not None:
                 return
         process.kill()
-        real(process, out, watcher)
+        real(process, out, progress)
 
     monkeypatch.setattr(on_flare, "_follow", stopped)
     with pytest.raises(UserError, match="Give the same command again"):
-        on_flare.simulate(tiny, tmp_path / "r", 1, Watcher())
+        on_flare.simulate(tiny, tmp_path / "r", 1, Progress())
     assert (tmp_path / "r.flare.log").is_file()
     monkeypatch.setattr(on_flare, "_follow", real)
-    on_flare.simulate(tiny, tmp_path / "r", 1, Watcher())
+    on_flare.simulate(tiny, tmp_path / "r", 1, Progress())
     assert result(tmp_path / "r") == result(whole.path)
     with pytest.raises(UserError, match="other settings"):  # and another run is not taken for this one
-        on_flare.simulate(replace(tiny, seed=6), tmp_path / "r", 1, Watcher())
+        on_flare.simulate(replace(tiny, seed=6), tmp_path / "r", 1, Progress())
 
 
 def test_one_gpu_per_site_where_there_are_several():
@@ -153,9 +153,9 @@ def test_one_gpu_per_site_where_there_are_several():
 def test_what_is_wrong_is_said_before_anything_starts(tiny, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No VOC 2012"):
         on_flare.simulate(
-            replace(tiny, data=replace(tiny.data, name="voc", root=str(tmp_path))), tmp_path / "r", 1, Watcher()
+            replace(tiny, data=replace(tiny.data, name="voc", root=str(tmp_path))), tmp_path / "r", 1, Progress()
         )
     monkeypatch.setattr(on_flare.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fiss\[flare\]'"):
-        on_flare.simulate(tiny, tmp_path / "r", 1, Watcher())
+        on_flare.simulate(tiny, tmp_path / "r", 1, Progress())
     assert not (tmp_path / "r").exists()

@@ -16,14 +16,14 @@ from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer, batches, sample, sight
-from fiss.federation.messages import Memory, Order, Probe, Sighting, Snapshot
+from fiss.federation.client import Site, answer_order, batches, sample, answer_probe
+from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.finetune import Finetune
 from fiss.models.segmenter import build
 from fiss.monitors import accuracy
-from fiss.monitors.rules import RULES, Evidence, Looks, MonitorSpec, chance, judge
-from fiss.progress import Watcher
+from fiss.monitors.rules import RULES, Evidence, FeatureStatistics, MonitorSpec, chance, judge
+from fiss.progress import Progress
 from fiss.reports import comparison, report
 from fiss.simulation import experiment
 from fiss.training.batches import Reader
@@ -138,7 +138,7 @@ def test_transitions_from_a_log():
 
 def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
     config = replace(untold, monitor=replace(untold.monitor, name="misfit"))
-    folder = experiment.start(config, tmp_path / "r", Watcher())
+    folder = experiment.start(config, tmp_path / "r", Progress())
     rounds = folder.records("rounds.jsonl")
     again = accuracy.replay(config.monitor, rounds)
     fired = [[(p["client"], p["transition"]) for p in record["probes"]] for record in rounds]
@@ -153,8 +153,8 @@ def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
 
 
 def test_the_report_and_the_table_show_what_monitors_saw(untold, tmp_path):
-    folder = experiment.start(untold, tmp_path / "r", Watcher())
-    report.write([folder.path], tmp_path / "page.html", Watcher())
+    folder = experiment.start(untold, tmp_path / "r", Progress())
+    report.write([folder.path], tmp_path / "page.html", Progress())
     page = (tmp_path / "page.html").read_text()
     assert "what the monitors saw" in page
     assert 'alt="what clients measured in every round"' in page
@@ -168,7 +168,7 @@ def test_the_report_and_the_table_show_what_monitors_saw(untold, tmp_path):
 
 
 def test_replaying_needs_probes(tiny, tmp_path):
-    folder = experiment.start(tiny, tmp_path / "r", Watcher())
+    folder = experiment.start(tiny, tmp_path / "r", Progress())
     with pytest.raises(UserError, match="--monitor oracle"):
         comparison.monitors([folder.path])
 
@@ -181,26 +181,26 @@ def trainer():
     model = build(TINY_NETWORK, (1, 2), 0)
     spec = TrainingSpec(epochs=1, batch=4, device="cpu", first_rate=0.1, later_rate=0.01, horizon=2, least_rate=0.2)
     plain = Reader(ScoredImages(DATA.train, 32), 0, False)
-    reader, yardstick = Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), build(TINY_NETWORK, (1,), 5)
-    return Trainer(model, None, reader, spec, plain, yardstick)
+    reader, feature_network = Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), build(TINY_NETWORK, (1,), 5)
+    return Trainer(model, None, reader, spec, plain, feature_network)
 
 
 def ask(trainer, memory, images, labelled, round_=0, space=None, name="images"):
     space = space or LabelSpace(((), ("disc", "ring")))
     site = Site(DATA.classes, images, labelled, 0)
     weights = build(TINY_NETWORK, space.sizes, 0).weights()
-    return sight(Probe(0, round_, space, weights), memory, site, MonitorSpec(name), trainer)
+    return answer_probe(Probe(0, round_, space, weights), memory, site, MonitorSpec(name), trainer)
 
 
 def test_first_data_are_no_transition_and_later_ones_may_be(trainer):
     said, memory = ask(trainer, Memory(), range(6), (1, 2))
-    assert said == Sighting(0)
+    assert said == ProbeResult(0)
     assert memory.since == 0
     assert memory.evidence["images"] == 6
     said, memory = ask(trainer, memory, range(6), (1, 2), 1)
-    assert said == Sighting(0)
+    assert said == ProbeResult(0)
     said, memory = ask(trainer, replace(memory, epochs=4), range(4, 12), (3,), 2)
-    assert said == Sighting(0, ("square",), True, 2)
+    assert said == ProbeResult(0, ("square",), True, 2)
     assert (memory.since, memory.epochs, memory.transitions) == (2, 0, 1)
     assert memory.evidence["missed"] == 1.0  # the model cannot know it
 
@@ -208,20 +208,20 @@ def test_first_data_are_no_transition_and_later_ones_may_be(trainer):
 def test_a_newcomer_asks_for_the_model_that_knows_what_it_does_not(trainer):
     space = LabelSpace(((), ("disc", "ring"), ("square",)))
     said, memory = ask(trainer, Memory(), range(6), (3,), 7, space)
-    assert said == Sighting(0, (), False, 2)
+    assert said == ProbeResult(0, (), False, 2)
     assert memory.since == 7
     said, _ = ask(trainer, Memory(), range(6), (1, 3), 7, space)
-    assert said == Sighting(0)  # every group has a class of its own: nothing to remember
+    assert said == ProbeResult(0)  # every group has a class of its own: nothing to remember
     said, _ = ask(trainer, Memory(), range(6), (4,), 7, space)
-    assert said == Sighting(0, ("triangle",), False, 3)
+    assert said == ProbeResult(0, ("triangle",), False, 3)
     said, _ = ask(trainer, Memory(), range(6), (1, 2), 7, space)
-    assert said == Sighting(0, (), False, 3)  # others have gone on: it must not unlearn what they know
+    assert said == ProbeResult(0, (), False, 3)  # others have gone on: it must not unlearn what they know
     said, _ = ask(trainer, Memory(), range(6), (1, 2), 0, LabelSpace(((), ("disc", "ring"))))
-    assert said == Sighting(0)
+    assert said == ProbeResult(0)
 
 
 def test_a_client_without_data_sees_nothing(trainer):
-    assert ask(trainer, Memory(), (), (1,)) == (Sighting(0), Memory())
+    assert ask(trainer, Memory(), (), (1,)) == (ProbeResult(0), Memory())
     _, memory = ask(trainer, Memory(), range(6), (1,))
     _, memory = ask(trainer, memory, (), ())
     assert memory.evidence == {}  # what it saw before is not seen again
@@ -230,7 +230,7 @@ def test_a_client_without_data_sees_nothing(trainer):
 
 def test_before_there_are_classes_a_client_only_says_what_it_holds(trainer):
     said, memory = ask(trainer, Memory(), range(6), (2, 3), 0, LabelSpace(((),)))
-    assert said == Sighting(0, ("ring", "square"))
+    assert said == ProbeResult(0, ("ring", "square"))
     assert memory == Memory()
 
 
@@ -267,7 +267,7 @@ def test_what_images_look_like(trainer):
         if not own.any():
             continue
         with torch.no_grad():
-            output = trainer.yardstick.eval()(normalise(image[None]))
+            output = trainer.feature_network.eval()(normalise(image[None]))
         row = []
         for stage, features in enumerate((*output.stages, output.encoded_BDhw)):
             depth, height, width = features.shape[1:]
@@ -290,8 +290,8 @@ def test_what_images_look_like(trainer):
     _, later = ask(trainer, memory, range(9), (2, 3), 1)
     assert (later.evidence["chance"], later.looks) == (1.0, memory.looks)
     _, later = ask(trainer, memory, range(12, 24), (2, 3), 1)
-    new = Looks(**later.looks)
-    assert later.evidence["chance"] == pytest.approx(chance(Looks(**memory.looks), new), abs=1e-6)
+    new = FeatureStatistics(**later.looks)
+    assert later.evidence["chance"] == pytest.approx(chance(FeatureStatistics(**memory.looks), new), abs=1e-6)
     assert new.mean != tuple(memory.looks["mean"])
 
 
@@ -308,12 +308,12 @@ def test_the_chance_is_welchs(sizes, shift):
     draw = np.random.default_rng(3)
     a, b = draw.normal(size=sizes[0]), draw.normal(shift, 2.0, size=sizes[1])
     t = abs(b.mean() - a.mean()) / np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
-    looks = [Looks(len(v), (float(v.mean()),), (float(v.var(ddof=1)),)) for v in (a, b)]
+    looks = [FeatureStatistics(len(v), (float(v.mean()),), (float(v.var(ddof=1)),)) for v in (a, b)]
     assert chance(*looks) == pytest.approx(tail(t, min(sizes) - 1), rel=0.08)
     two = [replace(one, mean=one.mean * 2, variance=one.variance * 2) for one in looks]
     assert chance(*two) == pytest.approx(min(1, 2 * chance(*looks)))
     assert chance(looks[0], looks[0]) == 1.0
-    assert chance(looks[0], Looks(9, (50.0,), (1.0,))) == 1.0  # too few
+    assert chance(looks[0], FeatureStatistics(9, (50.0,), (1.0,))) == 1.0  # too few
     assert chance(looks[0], two[1]) == 1.0  # of another network
 
 
@@ -324,7 +324,7 @@ def test_features_fire_by_chance_as_rarely_as_they_say(sizes):
     for _ in range(150):
         groups = [draw.normal(size=(n, 320)) * scale for n in (*sizes, sizes[1])]
         groups[2][:, 3] += 4.0 * scale[3]
-        old, same, other = (Looks(len(g), tuple(g.mean(0)), tuple(g.var(0, ddof=1))) for g in groups)
+        old, same, other = (FeatureStatistics(len(g), tuple(g.mean(0)), tuple(g.var(0, ddof=1))) for g in groups)
         false += chance(old, same) <= 0.01
         seen_ += chance(old, other) <= 0.01
     assert false <= 5
@@ -393,7 +393,7 @@ def test_the_learning_rate_needs_no_schedule_from_outside(trainer):
         order = Order(0, round_, space, weights, teacher)
         for epoch in batches(order, site, Finetune(), trainer.spec):
             trainer.reader.ask(epoch)
-        return answer(order, Memory(since=since, transitions=1), site, Finetune(), trainer, Watcher())
+        return answer_order(order, Memory(since=since, transitions=1), site, Finetune(), trainer, Progress())
 
     reply, memory = train(3, 3, None)
     assert reply.transition

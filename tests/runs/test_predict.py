@@ -18,7 +18,7 @@ from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
 from fiss.methods import find
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.simulation import experiment
 
 
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def run(tiny, runs):
     if not (runs / "run").exists():
-        experiment.start(tiny, runs / "run", Watcher())
+        experiment.start(tiny, runs / "run", Progress())
     return runs / "run"
 
 
@@ -54,7 +54,7 @@ def test_many_channels_are_enlarged_in_parts(run, monkeypatch):
 
 def test_what_is_written_is_a_data_set(run, tmp_path):
     images = [save(tmp_path / "images" / f"{name}.png", picture(40 + i, 60, i)) for i, name in enumerate("abc")]
-    records = predict.write(predict.load(run, "cpu"), images, tmp_path, Watcher())
+    records = predict.write(predict.load(run, "cpu"), images, tmp_path, Progress())
     assert [sum(record["shares"].values()) for record in records] == pytest.approx([1, 1, 1])
     mask = Image.open(tmp_path / "masks" / "b.png")
     assert mask.mode == "P"
@@ -77,13 +77,13 @@ def test_a_model_file_needs_its_config(run, tmp_path):
 
 
 def test_a_network_with_branches(tiny, tmp_path):
-    experiment.start(replace(tiny, method=find("rcil")), tmp_path / "r", Watcher())
+    experiment.start(replace(tiny, method=find("rcil")), tmp_path / "r", Progress())
     assert predict.segment(predict.load(tmp_path / "r", "cpu"), picture()).shape == (40, 48)
 
 
 def test_private_names_need_a_list(tiny, tmp_path):
     config = replace(tiny, federation=FederationSpec(private_names="key"))
-    experiment.start(config, tmp_path / "r", Watcher())
+    experiment.start(config, tmp_path / "r", Progress())
     with pytest.raises(UserError, match="--classes"):
         predict.load(tmp_path / "r", "cpu")
     names = tmp_path / "names.txt"
@@ -111,7 +111,7 @@ def test_what_cannot_be_segmented(run, tmp_path, images, why):
     for name in images[:2] if "gone" not in str(images) else []:
         save(tmp_path / name, picture())
     with pytest.raises(UserError, match=why):
-        predict.write(predict.load(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Watcher())
+        predict.write(predict.load(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Progress())
 
 
 def test_masks_that_are_there_are_not_written_over(run, tmp_path):
@@ -119,7 +119,7 @@ def test_masks_that_are_there_are_not_written_over(run, tmp_path):
     drawn = save(tmp_path / "masks" / "one.png", picture()).read_bytes()
     predictor = predict.load(run, "cpu")
     with pytest.raises(UserError, match="masks is there already"):
-        predict.write(predictor, [image], tmp_path, Watcher())
+        predict.write(predictor, [image], tmp_path, Progress())
     assert (tmp_path / "masks" / "one.png").read_bytes() == drawn
     assert not (tmp_path / "classes.txt").exists()
 
@@ -127,10 +127,10 @@ def test_masks_that_are_there_are_not_written_over(run, tmp_path):
 def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run, tmp_path):
     images = [save(tmp_path / f"{name}.png", picture()) for name in "abc"]
     images[1].write_bytes(b"no image")
-    watcher = Watcher()
+    progress = Progress()
     said = []
-    watcher.notice = said.append
-    records = predict.write(predict.load(run, "cpu"), images, tmp_path / "out", watcher)
+    progress.notice = said.append
+    records = predict.write(predict.load(run, "cpu"), images, tmp_path / "out", progress)
     assert [Path(record["image"]).stem for record in records] == ["a", "c"]
     assert len(said) == 1
     assert "b.png" in said[0]

@@ -11,7 +11,7 @@ import pytest
 
 from fiss import methods
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports import report
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
@@ -35,7 +35,7 @@ def played(tmp_path_factory):
     for name in ("finetune", "mib", "fbl"):
         for seed in (5, 6) if name == "fbl" else (5,):
             config = replace(tiny, method=methods.find(name), seed=seed)
-            experiment.start(config, folder / f"{name}-{seed}", Watcher())
+            experiment.start(config, folder / f"{name}-{seed}", Progress())
     return folder
 
 
@@ -67,7 +67,7 @@ def browse(page, width, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_shows_it(played, tmp_path):
     page = tmp_path / "report.html"
-    report.write(sorted(played.iterdir()), page, Watcher())
+    report.write(sorted(played.iterdir()), page, Progress())
     for width in (400, 1400):
         seen, complaints = browse(page, width, tmp_path)
         assert not complaints
@@ -95,7 +95,7 @@ class Links(HTMLParser):
 
 def test_one_page_without_network(played, tmp_path):
     page = tmp_path / "report.html"
-    report.write(sorted(played.iterdir()), page, Watcher())
+    report.write(sorted(played.iterdir()), page, Progress())
     text = page.read_text()
     links = Links()
     links.feed(text)
@@ -128,10 +128,10 @@ def test_what_is_wrong_is_said_and_the_rest_is_shown(played, tmp_path, tiny):
     (runs / "fbl-6" / "state.json").unlink()
     shutil.rmtree(runs / "finetune-5" / "weights")
     other = replace(tiny, method=methods.find("lwf"), training=replace(tiny.training, batch=3))
-    experiment.start(other, runs / "lwf-5", Watcher())
+    experiment.start(other, runs / "lwf-5", Progress())
     (runs / "empty").mkdir()
     page = tmp_path / "report.html"
-    report.write(sorted(runs.iterdir()), page, Watcher())
+    report.write(sorted(runs.iterdir()), page, Progress())
     text = page.read_text()
     for note in (
         "mib-5 cannot be read and is left out",
@@ -143,20 +143,20 @@ def test_what_is_wrong_is_said_and_the_rest_is_shown(played, tmp_path, tiny):
         assert note in text, note
     assert "<b>lwf</b>" in text
     with pytest.raises(UserError, match="No run to report"):
-        report.write([runs / "empty"], page, Watcher())
+        report.write([runs / "empty"], page, Progress())
 
 
 def test_a_first_task_alone(tiny, tmp_path):
     config = replace(tiny, joint=True)
-    experiment.start(config, tmp_path / "joint", Watcher())
-    report.write([tmp_path / "joint"], tmp_path / "report.html", Watcher())
+    experiment.start(config, tmp_path / "joint", Progress())
+    report.write([tmp_path / "joint"], tmp_path / "report.html", Progress())
     assert "only one task was learnt" in (tmp_path / "report.html").read_text()
 
 
 def test_names_cannot_break_the_page(played, tmp_path):
     run = tmp_path / "<b>&amp;"
     shutil.copytree(played / "finetune-5", run)
-    report.write([run], tmp_path / "report.html", Watcher())
+    report.write([run], tmp_path / "report.html", Progress())
     text = (tmp_path / "report.html").read_text()
     assert "<b>&amp;</summary>" not in text
     assert "&lt;b&gt;&amp;amp;" in text

@@ -16,11 +16,11 @@ from fiss.data.sources import DataSpec
 from fiss.errors import UserError
 from fiss.methods import find
 from fiss.models.segmenter import build
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs import folder
 from fiss.runs.folder import RunFolder, read_model
 from fiss.simulation import experiment
-from fiss.simulation.scenario import prepare
+from fiss.simulation.scenario import open_scenario
 from fiss.simulation.world import TaskSpec, WorldSpec
 
 
@@ -36,7 +36,7 @@ def whole(tiny, module_tmp):
     """An uninterrupted run, made once."""
     path = module_tmp / "whole"
     if not path.exists():
-        experiment.start(tiny, path, Watcher())
+        experiment.start(tiny, path, Progress())
     return path
 
 
@@ -59,7 +59,7 @@ def test_a_run_folder(whole, tiny):
         *read_model(whole / "weights" / "task-1.safetensors").label_space.names,
     }
     splits = json.loads((whole / "splits.json").read_text())
-    assert [turn["selected"] for turn in splits["rounds"]] == [r["selected"] for r in rounds]
+    assert [round_plan["selected"] for round_plan in splits["rounds"]] == [r["selected"] for r in rounds]
     for r in rounds:
         for reply in r["replies"]:
             held = splits["tasks"][r["task"]]["clients"][str(reply["client"])]
@@ -88,12 +88,12 @@ def test_any_tasks_weights_rebuild_the_model(whole, tiny):
 
 def test_the_written_config_repeats_the_run(whole, module_tmp):
     path = module_tmp / "again"
-    experiment.start(read_toml(whole / "config.toml"), path, Watcher())
+    experiment.start(read_toml(whole / "config.toml"), path, Progress())
     assert result(path) == result(whole)
 
 
 def test_another_seed_is_another_run(whole, tiny, tmp_path):
-    experiment.start(replace(tiny, seed=6), tmp_path / "r", Watcher())
+    experiment.start(replace(tiny, seed=6), tmp_path / "r", Progress())
     assert result(tmp_path / "r")["scores"] != result(whole)["scores"]
 
 
@@ -107,7 +107,7 @@ def test_another_seed_is_another_run(whole, tiny, tmp_path):
 def test_killed_in_training(whole, tiny, tmp_path, step):
     path = tmp_path / "r"
     assert killed(lambda: experiment.start(tiny, path, KillAtStep(step)))
-    experiment.resume(path, Watcher())
+    experiment.resume(path, Progress())
     assert result(path) == result(whole)
 
 
@@ -119,13 +119,13 @@ def test_killed_in_a_write(whole, tiny, tmp_path, at, monkeypatch):
 
     def work():
         die_in_fsync(at, monkeypatch)
-        experiment.start(tiny, path, Watcher())
+        experiment.start(tiny, path, Progress())
 
     assert killed(work)
     if path.exists():
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
     else:  # killed before there was anything to go on with
-        experiment.start(tiny, path, Watcher())
+        experiment.start(tiny, path, Progress())
     assert result(path) == result(whole)
 
 
@@ -135,14 +135,14 @@ def test_killed_twice_and_in_the_middle_of_a_line(whole, tiny, tmp_path):
     assert killed(lambda: experiment.resume(path, KillAtStep(3)))
     with (path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 1, "ta')
-    experiment.resume(path, Watcher())
+    experiment.resume(path, Progress())
     assert result(path) == result(whole)
 
 
 def test_one_process_at_a_time(tiny, tmp_path):
     folder = RunFolder.create(tmp_path / "r", tiny)
     with folder.locked(), pytest.raises(UserError, match="another process is working in it"):
-        experiment.resume(folder.path, Watcher())
+        experiment.resume(folder.path, Progress())
 
 
 def test_a_lost_state_is_not_taken_for_a_fresh_start(whole, tmp_path):
@@ -150,7 +150,7 @@ def test_a_lost_state_is_not_taken_for_a_fresh_start(whole, tmp_path):
     (path / "state.json").unlink()
     before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
     with pytest.raises(UserError, match=r"state\.json is gone, but rounds were finished"):
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
     assert before == {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
 
 
@@ -160,15 +160,15 @@ def test_a_config_changed_between_rounds_is_refused(tiny, tmp_path):
     text = config.read_text()
     config.write_text(text.replace("later_rate = 0.01", "later_rate = 0.02"))
     with pytest.raises(UserError, match="was changed after the run began"):
-        experiment.resume(tmp_path / "r", Watcher())
+        experiment.resume(tmp_path / "r", Progress())
     config.write_text(text.replace("workers = 0", "workers = 1"))  # how it is computed may change
-    experiment.resume(tmp_path / "r", Watcher())
+    experiment.resume(tmp_path / "r", Progress())
 
 
 def test_a_network_that_cannot_be_built_leaves_no_folder(tiny, tmp_path):
     model = replace(tiny.model, options={**tiny.model.options, "decoder_channels": -5})
     with pytest.raises(UserError, match="cannot be built"):
-        experiment.start(replace(tiny, model=model), tmp_path / "r", Watcher())
+        experiment.start(replace(tiny, model=model), tmp_path / "r", Progress())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,20 +180,20 @@ def test_a_finished_run_needs_its_first_weights_no_more(tiny, tmp_path):
     config = replace(tiny, model=replace(tiny.model, weights=str(path)), world=replace(tiny.world, rounds=1))
     assert killed(lambda: experiment.start(config, tmp_path / "r", KillAtStep(6)))
     path.unlink()
-    experiment.resume(tmp_path / "r", Watcher())
-    assert len(list(experiment.rescore(tmp_path / "r", ("full",), Watcher()))) == 2
+    experiment.resume(tmp_path / "r", Progress())
+    assert len(list(experiment.rescore(tmp_path / "r", ("full",), Progress()))) == 2
 
 
 def test_paths_are_kept_absolute(tiny, tmp_path, monkeypatch):
     make_folder(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    experiment.start(small(tiny, DataSpec("folder", "data"), "2-1"), Path("r"), Watcher())
+    experiment.start(small(tiny, DataSpec("folder", "data"), "2-1"), Path("r"), Progress())
     assert RunFolder(tmp_path / "r").config().data.root == str(tmp_path / "data")
 
 
 def test_only_the_last_rounds_are_kept(tiny, tmp_path):
     config = replace(tiny, world=replace(tiny.world, rounds=4), keep=1)
-    experiment.start(config, tmp_path / "r", Watcher())
+    experiment.start(config, tmp_path / "r", Progress())
     names = sorted(p.stem for p in (tmp_path / "r" / "weights").iterdir())
     assert names == ["round-0006", "task-0", "task-1"]
 
@@ -214,13 +214,13 @@ def test_the_start_of_new_classes_reaches_the_model(tiny, tmp_path):
 
 def test_a_finished_run_resumes_to_itself(whole):
     before = result(whole)
-    experiment.resume(whole, Watcher())
+    experiment.resume(whole, Progress())
     assert result(whole) == before
 
 
 def test_a_base_saves_the_first_task(whole, tiny, tmp_path):
     config = replace(tiny, base=str(whole))
-    experiment.start(config, tmp_path / "r", Watcher())
+    experiment.start(config, tmp_path / "r", Progress())
     ours, theirs = RunFolder(tmp_path / "r"), RunFolder(whole)
     assert ours.records("scores.jsonl") == [s for s in theirs.records("scores.jsonl") if s["round"] > 0]
     assert (tmp_path / "r/weights/task-1.safetensors").read_bytes() == (
@@ -231,14 +231,14 @@ def test_a_base_saves_the_first_task(whole, tiny, tmp_path):
 
 def test_a_run_from_a_base_survives_being_killed(whole, tiny, tmp_path, monkeypatch):
     config = replace(tiny, base=str(whole))
-    experiment.start(config, tmp_path / "ours", Watcher())
+    experiment.start(config, tmp_path / "ours", Progress())
 
     def work():
         die_in_fsync(5, monkeypatch)
-        experiment.start(config, tmp_path / "r", Watcher())
+        experiment.start(config, tmp_path / "r", Progress())
 
     assert killed(work)
-    experiment.resume(tmp_path / "r", Watcher())
+    experiment.resume(tmp_path / "r", Progress())
     assert result(tmp_path / "r") == result(tmp_path / "ours")
 
 
@@ -251,12 +251,12 @@ def test_a_base_that_does_not_fit(whole, tiny, tmp_path):
         (replace(tiny, base=str(tmp_path)), "not a run folder"),
     ):
         with pytest.raises(UserError, match=says):
-            experiment.start(config, tmp_path / "r", Watcher())
+            experiment.start(config, tmp_path / "r", Progress())
         assert not (tmp_path / "r").exists()
 
 
 def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, tmp_path):
-    experiment.start(replace(tiny, joint=True), tmp_path / "r", Watcher())
+    experiment.start(replace(tiny, joint=True), tmp_path / "r", Progress())
     joint, federated = RunFolder(tmp_path / "r"), RunFolder(whole)
 
     def steps(folder):
@@ -270,13 +270,13 @@ def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, tmp_path):
 
 @pytest.mark.parametrize("weighting", ["uniform", "images"])
 def test_the_order_of_clients_does_not_matter(whole, tiny, weighting, monkeypatch, tmp_path):
-    from fiss.simulation.in_process import InProcess
+    from fiss.simulation.in_process import InProcessEngine
 
     config = replace(tiny, federation=replace(tiny.federation, weighting=weighting))
-    experiment.start(config, tmp_path / "a", Watcher())
-    ask = InProcess.ask
-    monkeypatch.setattr(InProcess, "ask", lambda self, orders: ask(self, orders[::-1]))
-    experiment.start(config, tmp_path / "b", Watcher())
+    experiment.start(config, tmp_path / "a", Progress())
+    ask = InProcessEngine.ask
+    monkeypatch.setattr(InProcessEngine, "ask", lambda self, orders: ask(self, orders[::-1]))
+    experiment.start(config, tmp_path / "b", Progress())
     assert result(tmp_path / "a") == result(tmp_path / "b")
     a, b = (RunFolder(p).read_weights("task-0").weights["encoder.conv1.weight"] for p in (tmp_path / "a", whole))
     assert torch.equal(a, b) is (weighting == "uniform")
@@ -285,19 +285,19 @@ def test_the_order_of_clients_does_not_matter(whole, tiny, weighting, monkeypatc
 def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatch):
     from fiss.simulation import in_process
 
-    answer, said = in_process.answer, []
+    answer, said = in_process.answer_order, []
 
     def poisoned(order, *rest):
-        reply, memory = answer(order, *rest)
+        reply, memory = answer_order(order, *rest)
         if order.round == 1 and order.client == min(RunFolder(tmp_path / "r").records("rounds.jsonl")[0]["selected"]):
             reply.weights["encoder.conv1.weight"][0] = float("nan")
         return reply, memory
 
-    class Listening(Watcher):
+    class Listening(Progress):
         def notice(self, text):
             said.append(text)
 
-    monkeypatch.setattr(in_process, "answer", poisoned)
+    monkeypatch.setattr(in_process, "answer_order", poisoned)
     config = replace(tiny, world=replace(tiny.world, clients=2))
     experiment.start(config, tmp_path / "r", Listening())
     refused = [r["refused"] for r in RunFolder(tmp_path / "r").records("rounds.jsonl")]
@@ -308,23 +308,23 @@ def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatc
 def test_a_run_whose_every_update_is_refused_stops_and_says_why(tiny, tmp_path, monkeypatch):
     from fiss.simulation import in_process
 
-    answer = in_process.answer
+    answer = in_process.answer_order
 
     def poisoned(order, *rest):
-        reply, memory = answer(order, *rest)
+        reply, memory = answer_order(order, *rest)
         reply.weights["encoder.conv1.weight"][0] = float("inf")
         return reply, memory
 
-    monkeypatch.setattr(in_process, "answer", poisoned)
+    monkeypatch.setattr(in_process, "answer_order", poisoned)
     with pytest.raises(UserError, match=r"Every update of this round was refused.*not finite"):
-        experiment.start(tiny, tmp_path / "r", Watcher())
+        experiment.start(tiny, tmp_path / "r", Progress())
     assert not RunFolder(tmp_path / "r").finished()
 
 
 def test_nothing_is_written_over(whole, tiny):
     before = result(whole)
     with pytest.raises(UserError, match="not written over"):
-        experiment.start(tiny, whole, Watcher())
+        experiment.start(tiny, whole, Progress())
     assert result(whole) == before
 
 
@@ -344,38 +344,38 @@ def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
     assert list(record["digests"]) == ["task-0"]
     model.write_bytes(good[:-4] + b"oops")
     with pytest.raises(UserError, match=r"task-0\.safetensors: damaged, its digest"):
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
     del record["digests"]  # as earlier versions wrote it: the last model's alone
     state.write_text(json.dumps(record))
-    experiment.resume(path, Watcher())
+    experiment.resume(path, Progress())
 
 
 def test_damaged_and_foreign_folders(whole, tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
-        experiment.resume(tmp_path, Watcher())
+        experiment.resume(tmp_path, Progress())
     path = damaged(whole, tmp_path)
     model, state = path / "weights" / "task-1.safetensors", path / "state.json"
     good = model.read_bytes()
     for data, says in ((good[:-4] + b"oops", "damaged, its digest"), (good[: len(good) // 2], "damaged")):
         model.write_bytes(data)
         with pytest.raises(UserError, match=says):
-            experiment.resume(path, Watcher())
+            experiment.resume(path, Progress())
     model.unlink()
     with pytest.raises(UserError, match=r"no such model\. This run has: round-0000, round-0002, task-0"):
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
     model.write_bytes(good)
     written = state.read_text()
     for text, says in (("{", "damaged or foreign"), ("{}", "damaged or foreign"), ('{"format": 99}', "format 99")):
         state.write_text(text)
         with pytest.raises(UserError, match=says):
-            experiment.resume(path, Watcher())
+            experiment.resume(path, Progress())
     state.write_text(written)
     (path / "scores.jsonl").write_text("")
     with pytest.raises(UserError, match="lines of finished rounds are missing"):
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
     (path / "splits.json").write_text("{}")
     with pytest.raises(UserError, match="are not those this run began with"):
-        experiment.resume(path, Watcher())
+        experiment.resume(path, Progress())
 
 
 def test_foreign_models(whole, tmp_path, tiny):
@@ -389,11 +389,11 @@ def test_foreign_models(whole, tmp_path, tiny):
     snapshot = read_model(whole / "weights" / "task-0.safetensors")
     RunFolder(folder).write_weights("task-0", snapshot.label_space, {"a": torch.zeros(1)})
     with pytest.raises(UserError, match="task-0 does not fit the network"):
-        list(experiment.rescore(folder, ("full",), Watcher()))
+        list(experiment.rescore(folder, ("full",), Progress()))
 
 
 def test_scores_can_be_made_again(whole):
-    again = list(experiment.rescore(whole, ("published", "full"), Watcher()))
+    again = list(experiment.rescore(whole, ("published", "full"), Progress()))
     logged = [s for s in RunFolder(whole).records("scores.jsonl") if s["ends_task"]]
     assert [{k: v for k, v in s.items() if k != "round"} for s in logged] == again
 
@@ -401,7 +401,7 @@ def test_scores_can_be_made_again(whole):
 def test_scores_need_a_finished_task(tiny, tmp_path):
     folder = RunFolder.create(tmp_path / "r", tiny)
     with pytest.raises(UserError, match="no task is finished"):
-        list(experiment.rescore(folder.path, ("full",), Watcher()))
+        list(experiment.rescore(folder.path, ("full",), Progress()))
 
 
 def small(tiny, data, tasks, **world):
@@ -420,7 +420,7 @@ def small(tiny, data, tasks, **world):
 def test_data_sets_of_the_genuine_layouts(tiny, tmp_path, make, name, tasks):
     """Images of 40 x 48 with ignored pixels; the network pads them to its divisor."""
     make(tmp_path / "data")
-    experiment.start(small(tiny, DataSpec(name, str(tmp_path / "data")), tasks), tmp_path / "r", Watcher())
+    experiment.start(small(tiny, DataSpec(name, str(tmp_path / "data")), tasks), tmp_path / "r", Progress())
     assert len(RunFolder(tmp_path / "r").records("rounds.jsonl")) == 2
 
 
@@ -432,22 +432,22 @@ def test_a_data_set_that_changed_is_not_mixed_in(tiny, tmp_path):
     before = path.read_bytes()
     save(path, mask(0, 1))
     with pytest.raises(UserError, match="Restore the data, or start a new run"):
-        experiment.resume(tmp_path / "r", Watcher())
+        experiment.resume(tmp_path / "r", Progress())
     path.write_bytes(before)
-    experiment.resume(tmp_path / "r", Watcher())
+    experiment.resume(tmp_path / "r", Progress())
 
 
 def test_bad_data_stops_a_run_before_it_starts(tiny, tmp_path):
     root = make_folder(tmp_path / "data")
     (root / "masks" / "p1.png").unlink()
     with pytest.raises(UserError, match=r"p1\.png: missing mask"):
-        experiment.start(small(tiny, DataSpec("folder", str(root)), "2-1"), tmp_path / "r", Watcher())
+        experiment.start(small(tiny, DataSpec("folder", str(root)), "2-1"), tmp_path / "r", Progress())
     assert not (tmp_path / "r").exists()
 
 
 def test_own_labels_hide_the_classes_a_client_did_not_draw(tiny):
-    plain = prepare(tiny, Watcher())
-    own = prepare(replace(tiny, world=replace(tiny.world, own_labels=True)), Watcher())
+    plain = open_scenario(tiny, Progress())
+    own = open_scenario(replace(tiny, world=replace(tiny.world, own_labels=True)), Progress())
     key = next(iter(plain.plan.holdings))
     assert plain.site(*key).labelled == plain.tasks.tasks[key[0]]
     assert own.site(*key).labelled == own.plan.holdings[key].classes

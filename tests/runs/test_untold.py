@@ -13,7 +13,7 @@ from fiss.data.sources import DataSpec, open_dataset
 from fiss.errors import UserError
 from fiss.federation.aggregate import FederationSpec
 from fiss.federation.loop import Call, Server, run, take_note
-from fiss.federation.messages import Reply, Sighting
+from fiss.federation.messages import Reply, ProbeResult
 from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
 from fiss.methods.base import Step
@@ -23,10 +23,10 @@ from fiss.methods.rcil import RCIL
 from fiss.models.output import Output
 from fiss.models.segmenter import build
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.scenario import prepare, private
+from fiss.simulation.scenario import open_scenario, private
 from fiss.simulation.world import TaskSpec, WorldSpec, make_plan
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=24, shapes_val=4, shapes_size=32))
@@ -45,7 +45,7 @@ def test_without_any_of_it_everyone_moves_together():
     assert WorldSpec().synchronous
     assert found.stages[0] == tuple((5 * t, t, 0) for t in range(5))
     assert found.stages[14] == tuple((5 * t, t, 0) for t in range(2, 5))  # the first joiner of task 2
-    assert all(turn.present == tuple(range(turn.clients)) for turn in found.turns)
+    assert all(round_plan.present == tuple(range(round_plan.clients)) for round_plan in found.round_plans)
 
 
 def test_sites_meet_a_task_in_different_rounds():
@@ -64,8 +64,8 @@ def test_sites_that_stay_keep_their_data():
     found = plan(stay=0.4, everyone=True)
     staying = {(c, t) for c in found.stages for t in range(1, 5) if c < 10 and found.stage(c, 5 * t)[1] < t}
     assert 5 < len(staying) < 30
-    assert all(set(turn.present) == set(range(turn.clients)) for turn in found.turns)  # there, and probed
-    asked = {(c, turn.task) for turn in found.turns for c in turn.selected}
+    assert all(set(round_plan.present) == set(range(round_plan.clients)) for round_plan in found.round_plans)  # there, and probed
+    asked = {(c, round_plan.task) for round_plan in found.round_plans for c in turn.selected}
     assert asked & staying  # the server does not know who stays
     assert {(c, t) for c in range(10) for t in range(1, 5) if found.stays(c, 5 * t)} == staying
     client, task = min(staying)
@@ -78,19 +78,19 @@ def test_sites_that_stay_decline_to_train(untold, tmp_path):
     world = replace(untold.world, stay=0.6, lag=0, join="boundary", away=0.0, refresh=0.0, clients=5, per_round=4)
     for train_staying in (False, True):
         config = replace(untold, world=replace(world, train_staying=train_staying))
-        setup = prepare(config, Watcher())
-        folder = experiment.start(config, tmp_path / str(train_staying), Watcher())
+        scenario = open_scenario(config, Progress())
+        folder = experiment.start(config, tmp_path / str(train_staying), Progress())
         rounds = folder.records("rounds.jsonl")
         staying = [
             reply
             for record in rounds
             for reply in record["replies"]
-            if setup.plan.stays(reply["client"], record["round"])
+            if scenario.plan.stays(reply["client"], record["round"])
         ]
         assert staying
         assert all((reply["steps"] > 0) == train_staying for reply in staying)
         assert not any(
-            p["transition"] for r in rounds for p in r["probes"] if setup.plan.stays(p["client"], r["round"])
+            p["transition"] for r in rounds for p in r["probes"] if scenario.plan.stays(p["client"], r["round"])
         )
 
 
@@ -98,10 +98,10 @@ def test_sites_join_in_any_round_and_come_and_go():
     joined = {stages[0][0] % 5 for client, stages in plan(join="any").stages.items() if client >= 10}
     assert len(joined) > 2
     found = plan(away=0.3)
-    there = [client in turn.present for turn in found.turns for client in range(10)]
+    there = [client in turn.present for round_plan in found.round_plans for client in range(10)]
     assert 0.6 < np.mean(there) < 0.8
-    assert all(set(turn.selected) <= set(turn.present) for turn in found.turns)
-    assert any(0 in a.present and 0 not in b.present for a, b in zip(found.turns, found.turns[1:], strict=False))
+    assert all(set(round_plan.selected) <= set(round_plan.present) for round_plan in found.round_plans)
+    assert any(0 in a.present and 0 not in b.present for a, b in zip(found.round_plans, found.round_plans[1:], strict=False))
 
 
 def test_other_images_of_the_same_classes():
@@ -120,25 +120,25 @@ def test_other_images_of_the_same_classes():
 
 def test_everyone_holds_data_and_the_published_draws_stay_what_they_are():
     some, everyone = plan(), plan(everyone=True)
-    assert some.turns == everyone.turns
+    assert some.round_plans == everyone.round_plans
     assert all(everyone.holdings[key] == held for key, held in some.holdings.items())
     assert len(everyone.holdings) == sum(len(stages) for stages in everyone.stages.values()) > len(some.holdings)
 
 
 def test_true_transitions_are_first_meetings_of_a_class(tiny):
     world = replace(tiny.world, rounds=3, lag=2, clients=4, joiners=1, refresh=0.3)
-    setup = prepare(replace(tiny, world=world, monitor=MonitorSpec(probed="all")), Watcher())
-    assert not setup.told
-    for client, rounds in setup.transitions.items():
+    scenario = open_scenario(replace(tiny, world=world, monitor=MonitorSpec(probed="all")), Progress())
+    assert not scenario.told
+    for client, rounds in scenario.transitions.items():
         held = set()
         expected = []
-        for round_ in range(setup.plan.stages[client][0][0], len(setup.plan.turns)):
-            now = set(setup.site(round_, client).names)
+        for round_ in range(scenario.plan.stages[client][0][0], len(scenario.plan.round_plans)):
+            now = set(scenario.site(round_, client).names)
             if held and now - held:
                 expected.append(round_)
             held |= now
         assert list(rounds) == expected
-    assert any(setup.transitions.values())
+    assert any(scenario.transitions.values())
 
 
 # The server
@@ -149,29 +149,29 @@ def server(*names):
     return Server(space, build(TINY_NETWORK, space.sizes, 0).weights(), before=(None,) if not names else (None, None))
 
 
-def note(start, sightings, round_=3, watcher=None):
-    return take_note(start, sightings, round_, Finetune(), 0, watcher or Watcher())
+def note(start, probe_results, round_=3, progress=None):
+    return take_note(start, probe_results, round_, Finetune(), 0, progress or Progress())
 
 
 def test_classes_enter_once_in_the_order_of_their_names_whoever_reports_them():
-    reports = [Sighting(1, ("dog", "cat")), Sighting(2, ("ant", "cat")), Sighting(3)]
+    reports = [ProbeResult(1, ("dog", "cat")), ProbeResult(2, ("ant", "cat")), ProbeResult(3)]
     one, other = note(server(), reports), note(server(), reports[::-1])
     assert one.label_space == other.label_space == LabelSpace(((), ("ant", "cat", "dog")))
     assert all(torch.equal(t, other.weights[k]) for k, t in one.weights.items())
-    later = note(one, [Sighting(4, ("bee", "cat"))], 5)  # cat has come in the meantime
+    later = note(one, [ProbeResult(4, ("bee", "cat"))], 5)  # cat has come in the meantime
     assert later.label_space.groups == ((), ("ant", "cat", "dog"), ("bee",))
     assert [later.label_space.channel(n) for n in one.label_space.names] == [1, 2, 3]  # channels never move
-    assert note(later, [Sighting(1, ("bee",))], 6).label_space == later.label_space
+    assert note(later, [ProbeResult(1, ("bee",))], 6).label_space == later.label_space
 
 
 def test_a_client_is_taught_by_the_model_from_just_before_its_transition():
     known = server("ant")
-    after = note(known, [Sighting(1, ("bee",), True, 2), Sighting(2, (), True, 2), Sighting(3)])
+    after = note(known, [ProbeResult(1, ("bee",), True, 2), ProbeResult(2, (), True, 2), ProbeResult(3)])
     assert after.taught[1] is after.taught[2]  # once per content
     assert after.taught[1].name == "before-0003"
     assert after.taught[1].weights is known.weights
     assert 3 not in after.taught
-    newcomer = note(after, [Sighting(9, (), False, 2)], 5)  # bee is its class: taught by who knew the others
+    newcomer = note(after, [ProbeResult(9, (), False, 2)], 5)  # bee is its class: taught by who knew the others
     assert newcomer.taught[9] is after.taught[1]
     assert newcomer.before == (None, None, after.taught[1])
 
@@ -179,20 +179,20 @@ def test_a_client_is_taught_by_the_model_from_just_before_its_transition():
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (Sighting(7, ("",)), "empty"),
-        (Sighting(7, ("x" * 201,)), "longer"),
-        (Sighting(7, tuple(f"c{i}" for i in range(300))), "more than 254"),
-        (Sighting(7, (), True, 9), "group 9"),
+        (ProbeResult(7, ("",)), "empty"),
+        (ProbeResult(7, ("x" * 201,)), "longer"),
+        (ProbeResult(7, tuple(f"c{i}" for i in range(300))), "more than 254"),
+        (ProbeResult(7, (), True, 9), "group 9"),
     ],
 )
 def test_what_a_client_reports_is_checked(bad, why):
     told = []
 
-    class Hears(Watcher):
+    class Hears(Progress):
         def notice(self, text):
             told.append(text)
 
-    after = note(server("ant"), [bad, Sighting(8, ("bee",))], watcher=Hears())
+    after = note(server("ant"), [bad, ProbeResult(8, ("bee",))], progress=Hears())
     assert after.label_space.names == ("ant", "bee")
     assert 7 not in after.taught
     assert len(told) == 1
@@ -211,7 +211,7 @@ class Scripted:
             held = self.script[probe.client].get(probe.round, ())
             missing = tuple(name for name in held if name not in probe.label_space.names)
             moved = bool(held) and probe.round > min(self.script[probe.client])
-            yield Sighting(probe.client, missing, moved, len(probe.label_space.groups) if moved else None)
+            yield ProbeResult(probe.client, missing, moved, len(probe.label_space.groups) if moved else None)
 
     def ask(self, orders):
         self.orders += orders
@@ -224,7 +224,7 @@ def test_the_server_knows_no_calendar():
     calls = [Call(r, (0, 1) if r < 3 else (0, 1, 2), (0, 1) if r < 3 else (0, 1, 2)) for r in range(6)]
     assert all(call.told is None for call in calls)
     engine = Scripted(script)
-    rounds = list(run(server(), calls, engine, find("fbl"), "uniform", 0, Watcher()))
+    rounds = list(run(server(), calls, engine, find("fbl"), "uniform", 0, Progress()))
     spaces = [r.server.label_space.groups for r in rounds]
     assert spaces[1] == ((), ("a", "b"))
     assert spaces[2] == ((), ("a", "b"), ("c",))
@@ -243,11 +243,11 @@ def test_the_server_knows_no_calendar():
 
 
 def test_a_run_that_is_told_nothing(untold, tmp_path):
-    folder = experiment.start(untold, tmp_path / "r", Watcher())
+    folder = experiment.start(untold, tmp_path / "r", Progress())
     rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
-    setup = prepare(untold, Watcher())
+    scenario = open_scenario(untold, Progress())
     for record in rounds:
-        there = [c for c in setup.plan.turns[record["round"]].present if setup.site(record["round"], c).images]
+        there = [c for c in scenario.plan.round_plans[record["round"]].present if scenario.site(record["round"], c).images]
         assert [p["client"] for p in record["probes"]] == there
     assert sum(p["transition"] for r in rounds for p in r["probes"]) > 0
     last = scores[-1]["transitions"]
@@ -259,7 +259,7 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
     assert kept == {name for name in (*state["before"], *state["taught"].values()) if name}
     assert kept <= set(state["digests"])
     held = {
-        name for r in rounds for c in setup.plan.turns[r["round"]].present for name in setup.site(r["round"], c).names
+        name for r in rounds for c in scenario.plan.round_plans[r["round"]].present for name in scenario.site(r["round"], c).names
     }
     assert set(scores[-1]["iou"]) - {"background"} == held
     assert set(last["clients"]) >= {str(p["client"]) for r in rounds for p in r["probes"]}
@@ -268,29 +268,29 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
 
 @pytest.mark.parametrize("step", [2, 9, 15])
 def test_a_killed_untold_run_resumes_to_the_same_bits(untold, tmp_path, step):
-    experiment.start(untold, tmp_path / "whole", Watcher())
+    experiment.start(untold, tmp_path / "whole", Progress())
     assert killed(lambda: experiment.start(untold, tmp_path / "killed", KillAtStep(step)))
-    experiment.resume(tmp_path / "killed", Watcher())
+    experiment.resume(tmp_path / "killed", Progress())
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("at", [30, 37, 44])
 def test_killed_in_a_write_of_an_untold_run(untold, tmp_path, at, monkeypatch):
-    experiment.start(untold, tmp_path / "whole", Watcher())
+    experiment.start(untold, tmp_path / "whole", Progress())
 
     def work():
         die_in_fsync(at, monkeypatch)
-        experiment.start(untold, tmp_path / "killed", Watcher())
+        experiment.start(untold, tmp_path / "killed", Progress())
 
     assert killed(work)
-    experiment.resume(tmp_path / "killed", Watcher())
+    experiment.resume(tmp_path / "killed", Progress())
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["finetune", "mib", "plop", "rcil", "ilt", "fbl-paper"])
 def test_every_method_runs_untold(untold, tmp_path, name):
     config = replace(untold, method=find(name), monitor=replace(untold.monitor, name="misfit", probed="selected"))
-    folder = experiment.start(config, tmp_path / "r", Watcher())
+    folder = experiment.start(config, tmp_path / "r", Progress())
     assert folder.finished()
     assert all(
         np.isfinite(v) for r in folder.records("rounds.jsonl") for p in r["replies"] for v in p["losses"].values()
@@ -299,7 +299,7 @@ def test_every_method_runs_untold(untold, tmp_path, name):
 
 def test_the_server_does_not_learn_private_names(untold, tmp_path):
     config = replace(untold, federation=FederationSpec(private_names="a key of the sites"))
-    folder = experiment.start(config, tmp_path / "r", Watcher())
+    folder = experiment.start(config, tmp_path / "r", Progress())
     space = folder.read_weights("task-1").label_space
     assert space.names
     assert not set(space.names) & set(DATA.classes)
@@ -310,14 +310,14 @@ def test_the_server_does_not_learn_private_names(untold, tmp_path):
     assert {private(name, "a key of the sites") for name in known} == set(space.names)
     for name in ("weights/task-1.safetensors", "state.json", "rounds.jsonl"):
         assert b"disc" not in (folder.path / name).read_bytes()
-    plain = experiment.start(untold, tmp_path / "plain", Watcher()).records("scores.jsonl")[-1]
+    plain = experiment.start(untold, tmp_path / "plain", Progress()).records("scores.jsonl")[-1]
     assert plain["transitions"] == folder.records("scores.jsonl")[-1]["transitions"]
 
 
 def test_private_names_where_tasks_are_told(tiny, tmp_path):
     """Only the names differ."""
     config = replace(tiny, federation=FederationSpec(private_names="k"))
-    ours, plain = (experiment.start(c, tmp_path / n, Watcher()) for c, n in ((config, "a"), (tiny, "b")))
+    ours, plain = (experiment.start(c, tmp_path / n, Progress()) for c, n in ((config, "a"), (tiny, "b")))
     assert (ours.path / "scores.jsonl").read_bytes() == (plain.path / "scores.jsonl").read_bytes()
     a, b = (folder.read_weights("task-1") for folder in (ours, plain))
     assert all(torch.equal(t, b.weights[k]) for k, t in a.weights.items())
@@ -329,7 +329,7 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     """What the experiment hands to the loop: no task, no number of tasks, no class, no key."""
     given = {}
 
-    def spied(server, calls, engine, method, weighting, seed, watcher, largest):
+    def spied(server, calls, engine, method, weighting, seed, progress, largest):
         given.update(server=server, weighting=weighting, calls=[])
 
         def seen():
@@ -337,11 +337,11 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
                 given["calls"].append(call)
                 yield call
 
-        return real(server, seen(), engine, method, weighting, seed, watcher, largest)
+        return real(server, seen(), engine, method, weighting, seed, progress, largest)
 
     real = experiment.run
     monkeypatch.setattr(experiment, "run", spied)
-    experiment.start(replace(untold, federation=FederationSpec(private_names="k")), tmp_path / "r", Watcher())
+    experiment.start(replace(untold, federation=FederationSpec(private_names="k")), tmp_path / "r", Progress())
     start = given["server"]
     assert start.label_space == LabelSpace(((),))
     assert (start.teacher, start.before, start.taught) == (None, (None,), {})
@@ -356,7 +356,7 @@ def test_classes_one_by_one(untold, tmp_path):
     """Every group has one class, and the first none."""
     config = replace(untold, tasks=TaskSpec("disc; ring; square"), world=replace(untold.world, refresh=0.0))
     for name in ("fbl", "fbl-reference", "lwf"):
-        folder = experiment.start(replace(config, method=find(name)), tmp_path / name, Watcher())
+        folder = experiment.start(replace(config, method=find(name)), tmp_path / name, Progress())
         assert folder.finished()
 
 
@@ -386,7 +386,7 @@ def test_branches_stay_frozen_at_clients_that_still_learn_their_first_classes(un
     arm = RCIL.arm
     monkeypatch.setattr(RCIL, "arm", lambda *words: seen.append(words[2]) or arm(*words))
     config = replace(untold, method=find("rcil"), monitor=replace(untold.monitor, name="never"))
-    folder = experiment.start(config, tmp_path / "run", Watcher())
+    folder = experiment.start(config, tmp_path / "run", Progress())
     sizes = [record["classes"] for record in folder.records("rounds.jsonl") for r in record["replies"] if r["steps"]]
     assert len(sizes) == len(seen)
     assert max(seen) > 1  # nobody ever has a transition, so all train as in their first task
@@ -407,16 +407,16 @@ def test_own_classes_are_neither_old_nor_pseudo_labels():
 
 
 def test_a_base_is_refused_where_clients_have_to_have_seen_it(untold, tiny, tmp_path):
-    experiment.start(tiny, tmp_path / "base", Watcher())
+    experiment.start(tiny, tmp_path / "base", Progress())
     with pytest.raises(UserError, match="seen the first task themselves"):
-        experiment.start(replace(untold, base=str(tmp_path / "base")), tmp_path / "r", Watcher())
+        experiment.start(replace(untold, base=str(tmp_path / "base")), tmp_path / "r", Progress())
     assert not (tmp_path / "r").exists()
 
 
 def test_teachers_do_not_multiply_with_clients(untold, tmp_path):
     """Twenty clients that move in three rounds have three teachers."""
     world = replace(untold.world, clients=20, stay=0.0, refresh=0.0, join="boundary", away=0.0, lag=2)
-    folder = experiment.start(replace(untold, world=world), tmp_path / "r", Watcher())
+    folder = experiment.start(replace(untold, world=world), tmp_path / "r", Progress())
     state = json.loads((folder.path / "state.json").read_text())
     assert len(state["taught"]) > 15
     assert len(set(state["taught"].values())) <= 3

@@ -11,13 +11,13 @@ from worlds import TINY_NETWORK
 from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
-from fiss.deployment.server import Attendant
+from fiss.deployment.server import SiteClient
 from fiss.deployment.site_folder import read_site
 from fiss.federation import wire
 from fiss.federation.aggregate import FederationSpec
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
-from fiss.progress import Watcher
+from fiss.progress import Progress
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=96, shapes_val=4, shapes_size=32))
 
@@ -63,16 +63,16 @@ def stage(root, task, names):
 class Local:
     """The same sites in this process."""
 
-    def __init__(self, attendants):
-        self.attendants, self.missing, self.late, self.heard = attendants, {}, {}, {}
+    def __init__(self, site_clients):
+        self.site_clients, self.missing, self.late, self.heard = site_clients, {}, {}, {}
 
     def probe(self, probes):
         for probe in probes:
-            yield wire.to_sighting(self.attendants[probe.client](wire.from_probe(probe)))[0]
+            yield wire.to_probe_result(self.site_clients[probe.client](wire.from_probe(probe)))[0]
 
     def ask(self, orders):
         for order in orders:
-            yield wire.to_reply(self.attendants[order.client](wire.from_order(order)))[0]
+            yield wire.to_reply(self.site_clients[order.client](wire.from_order(order)))[0]
 
 
 def final(run):
@@ -80,8 +80,8 @@ def final(run):
     return run.read_weights(name)
 
 
-def attendant(tmp_path, settings, name="a", workers=0):
+def site_client(tmp_path, settings, name="a", workers=0):
     kit = tmp_path / "kits" / name
     kit.mkdir(parents=True)
     (kit / "site.toml").write_text(f'data = "{tmp_path / name}"\ndevice = "cpu"\nworkers = {workers}\n')
-    return Attendant(kit / "fiss", settings, read_site(kit / "site.toml"), Watcher())
+    return SiteClient(kit / "fiss", settings, read_site(kit / "site.toml"), Progress())

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs import folder
 from fiss.runs.folder import RunFolder
 
@@ -23,7 +23,7 @@ def result(path: Path) -> dict[str, bytes]:
     }
 
 
-class KillAtStep(Watcher):
+class KillAtStep(Progress):
     def __init__(self, at):
         self.left = at
 

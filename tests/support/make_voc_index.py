@@ -1,5 +1,5 @@
-"""Makes tests/support/voc_index.npz from a VOC 2012 tree: which of the 20 classes each image of train_aug and val holds,
-as bits.
+"""Makes tests/support/voc_index.npz from a VOC 2012 tree: which of the 20 classes each image of train_aug and val
+holds, as bits.
 
 python tests/support/make_voc_index.py VOCDEVKIT
 """

@@ -13,10 +13,10 @@ from fiss.data.cache import Decoded
 from fiss.data.index import build, check
 from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 
 
-class Counting(Watcher):
+class Counting(Progress):
     def __init__(self):
         self.read = 0
 

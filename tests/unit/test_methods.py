@@ -20,7 +20,7 @@ from fiss.methods.base import Step
 from fiss.methods.fbl import FBL
 from fiss.models import branches
 from fiss.models.segmenter import build
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.world import TaskSpec
@@ -32,7 +32,7 @@ SPACE = LabelSpace((("a", "b", "c"), ("d", "e"), ("f",)))
 def network(method, groups, seed=0):
     model = build(TINY_NETWORK, LabelSpace(SPACE.groups[:groups]).sizes, seed)
     torch.manual_seed(seed)
-    method.wire(model)
+    method.adapt_network(model)
     return model
 
 
@@ -40,7 +40,7 @@ def make_step(method, groups, labels, teacher_groups=None, state=None, epoch=0, 
     """A step of the `groups`-th task, as the training loop makes it."""
     images = torch.randn(*labels.shape[:1], 3, *labels.shape[1:], generator=torch.Generator().manual_seed(seed))
     student = network(method, groups, seed).train()
-    method.arm(student, groups)
+    method.prepare_training(student, groups)
     taught, known = None, 0
     if groups > 1 and method.needs_teacher:
         teacher = network(method, teacher_groups or groups - 1, seed + 1).eval()
@@ -54,9 +54,9 @@ def make_step(method, groups, labels, teacher_groups=None, state=None, epoch=0, 
 
 
 def losses(method, step, groups):
-    if groups > 1 and method.looks:
+    if groups > 1 and method.needs_preview:
         with torch.no_grad():
-            method.look(step)
+            method.preview(step)
     return (method.losses if groups > 1 else method.first_losses)(step)
 
 
@@ -135,16 +135,16 @@ def three_tasks(tiny):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_three_tasks_resume_exactly_and_do_not_mind_the_order_of_clients(name, three_tasks, tmp_path, monkeypatch):
-    from fiss.simulation.in_process import InProcess
+    from fiss.simulation.in_process import InProcessEngine
 
     config = replace(three_tasks, method=methods.find(name))
-    experiment.start(config, tmp_path / "whole", Watcher())
+    experiment.start(config, tmp_path / "whole", Progress())
     assert killed(lambda: experiment.start(config, tmp_path / "killed", KillAtStep(20)))
-    experiment.resume(tmp_path / "killed", Watcher())
+    experiment.resume(tmp_path / "killed", Progress())
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
-    ask = InProcess.ask
-    monkeypatch.setattr(InProcess, "ask", lambda self, orders: ask(self, orders[::-1]))
-    experiment.start(config, tmp_path / "reversed", Watcher())
+    ask = InProcessEngine.ask
+    monkeypatch.setattr(InProcessEngine, "ask", lambda self, orders: ask(self, orders[::-1]))
+    experiment.start(config, tmp_path / "reversed", Progress())
     assert result(tmp_path / "reversed") == result(tmp_path / "whole")
 
 
@@ -241,12 +241,14 @@ def test_what_becomes_of_rejected_pixels():
     for method, rejected in ((FBL(), 255), (methods.find("fbl-paper"), 0)):
         step = certain_teacher(method, classes, confidence=2.0)
         step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
-        if method.looks:
+        if method.needs_preview:
             step.state.update(looked=0, seen=[(torch.tensor([1e-9] * 4), torch.arange(4))])
         else:
             step.state["histogram"][:, 0] = 10**9
         labels, _ = method.relabel(step)
-        expected = torch.where(classes == 0, 0, rejected) if method.looks else torch.full_like(classes, rejected)
+        expected = (
+            torch.where(classes == 0, 0, rejected) if method.needs_preview else torch.full_like(classes, rejected)
+        )
         assert (labels == expected).all()
 
 
@@ -263,7 +265,7 @@ def test_rejected_pixels_may_be_background_or_old(name):
     background = torch.where(step.labels_BHW == 4, 255, step.labels_BHW)
     expected = unbiased_cross_entropy(step.student.log_p_BCHW, background, 4)
     assert float(terms["unsure"].detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    own = method.losses(replace(step, state=dict(step.state), relearnt=(2,)))["unsure"]  # 2: it has masks for it
+    own = method.losses(replace(step, state=dict(step.state), labelled_old=(2,)))["unsure"]  # 2: it has masks for it
     left = step.student.log_p_BCHW[:, [0, 1, 3]].logsumexp(1)[background == 0]
     assert float(own.detach()) == pytest.approx(-float(left.sum().detach()) / background.numel(), rel=1e-5)
     valid = replace(method, mean_over="valid").losses(replace(step, state=dict(step.state)))
@@ -299,7 +301,7 @@ def test_exact_thresholds_see_the_pass_before_the_epoch():
     torch.manual_seed(0)
     _, step = make_step(method, 2, some_labels("background", 2))
     with torch.no_grad():
-        method.look(step)
+        method.preview(step)
     labels, _ = method.relabel(step)
     classes = step.teacher.logits_BCHW.argmax(1)
     for k in classes.unique():
@@ -331,7 +333,7 @@ def test_folding(keep):
         x = torch.randn(2, pairs[0].left_conv.in_channels, 8, 8)
         whole = pairs[0](x)
         right = pairs[0].right_norm(pairs[0].right_conv(x))
-        model.load(method.settle(model.weights()), model.classifier.sizes)
+        model.load(method.consolidate(model.weights()), model.classifier.sizes)
         after = model(images).logits_BCHW
         folded = pairs[0](x)
     if keep:
@@ -357,7 +359,7 @@ def test_folded_again_the_right_branch_is_the_whole_in_training_too():
             torch.nn.init.uniform_(norm.bias, -0.5, 0.5)
         whole = pair.eval()(x)
         for _ in range(3):
-            model.load(method.settle(model.weights()), model.classifier.sizes)
+            model.load(method.consolidate(model.weights()), model.classifier.sizes)
             assert (pair.eval()(x) - whole).abs().max() < 1e-4
             momentum, pair.right_norm.momentum = pair.right_norm.momentum, 0.0  # look without touching
             assert (pair.right_norm.train()(pair.right_conv(x)) - whole).abs().max() < 1e-2 * whole.abs().max()
@@ -377,9 +379,9 @@ def test_every_3x3_of_the_encoder_and_the_aspp_is_split():
 
 def test_a_frozen_left_branch_stays_and_the_right_one_learns(three_tasks, tmp_path):
     config = replace(three_tasks, method=methods.find("rcil"))
-    experiment.start(config, tmp_path / "r", Watcher())
+    experiment.start(config, tmp_path / "r", Progress())
     folder = RunFolder(tmp_path / "r")
-    settled = config.method.settle(folder.read_weights("task-0").weights)
+    settled = config.method.consolidate(folder.read_weights("task-0").weights)
     after = folder.read_weights("task-1").weights
     for name in after:
         if ".left_" in name and "num_batches" not in name:
@@ -407,9 +409,9 @@ def test_mixing_is_random_by_channel_in_training_and_the_mean_otherwise():
 
 
 def test_rcil_takes_over_a_plain_base(three_tasks, tmp_path):
-    experiment.start(three_tasks, tmp_path / "plain", Watcher())
+    experiment.start(three_tasks, tmp_path / "plain", Progress())
     config = replace(three_tasks, method=methods.find("rcil"), base=str(tmp_path / "plain"))
-    experiment.start(config, tmp_path / "rcil", Watcher())
+    experiment.start(config, tmp_path / "rcil", Progress())
     plain, split = (RunFolder(tmp_path / n).records("scores.jsonl") for n in ("plain", "rcil"))
     assert split[0]["miou"] == pytest.approx(plain[0]["miou"], abs=0.2)  # both branches are copies: the same function
     assert split[-1]["round"] == plain[-1]["round"]

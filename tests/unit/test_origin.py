@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports.report import write
 from fiss.runs import provenance
 from fiss.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def test_the_commit(tmp_path, monkeypatch):
 
 
 def test_every_start_is_recorded(tiny, tmp_path, monkeypatch):
-    class Stop(Watcher):
+    class Stop(Progress):
         def step(self, images, losses):
             raise KeyboardInterrupt
 
@@ -54,13 +54,13 @@ def test_every_start_is_recorded(tiny, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         experiment.start(tiny, tmp_path / "r", Stop())
     monkeypatch.setenv("FISS_COMMIT", "second")
-    folder = experiment.resume(tmp_path / "r", Watcher())
+    folder = experiment.resume(tmp_path / "r", Progress())
     records = folder.origins()
     assert [r["commit"] for r in records] == ["first", "second"]
     assert all(r["torch"] == torch.__version__ and r["device"] and r["began"] for r in records)
-    write([folder.path], tmp_path / "report.html", Watcher())
+    write([folder.path], tmp_path / "report.html", Progress())
     assert "<td>second</td>" in (tmp_path / "report.html").read_text()
-    experiment.resume(tmp_path / "r", Watcher())  # finished: nobody works in it
+    experiment.resume(tmp_path / "r", Progress())  # finished: nobody works in it
     assert len(folder.origins()) == 2
 
 

@@ -21,11 +21,11 @@ from fiss.config import presets
 from fiss.config.config import to_toml
 from fiss.data import voc
 from fiss.errors import UserError
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.reports import paper
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment, sweep
-from fiss.simulation.scenario import prepare
+from fiss.simulation.scenario import open_scenario
 
 
 def invoke(*arguments):
@@ -188,12 +188,12 @@ def test_small_presets_keep_the_protocol():
 
 def test_later_tasks_may_have_fewer_epochs(tiny, tmp_path):
     config = replace(tiny, training=replace(tiny.training, epochs=3, later_epochs=1))
-    folder = experiment.start(config, tmp_path / "r", Watcher())
+    folder = experiment.start(config, tmp_path / "r", Progress())
     steps = [(r["task"], reply["steps"]) for r in folder.records("rounds.jsonl") for reply in r["replies"]]
     per_epoch = {task: {s for t, s in steps if t == task} for task in (0, 1)}
     assert all(s % 3 == 0 for s in per_epoch[0])
     assert any(s % 3 for s in per_epoch[1])
-    assert sum(s for _, s in steps) == prepare(config, Watcher()).steps()
+    assert sum(s for _, s in steps) == open_scenario(config, Progress()).steps()
 
 
 def test_who_takes_part_in_a_sweep():
@@ -316,9 +316,9 @@ def test_the_live_table_of_a_sweep(tmp_path):
 
     jobs = sweep.plan(presets.shapes(), ["fbl", "mib"], [1], tmp_path)
     board = [
-        sweep.Progress(jobs[0], "finished", "was there", (50.0, 20.5)),
-        sweep.Progress(jobs[1], "running", "task 1, 4 rounds done", (50.0,)),
-        sweep.Progress(jobs[2], "failed", "ValueError: [on purpose]"),
+        sweep.JobStatus(jobs[0], "finished", "was there", (50.0, 20.5)),
+        sweep.JobStatus(jobs[1], "running", "task 1, 4 rounds done", (50.0,)),
+        sweep.JobStatus(jobs[2], "failed", "ValueError: [on purpose]"),
     ]
     console = Console(width=160, record=True)
     console.print(sweep_table(board))

@@ -9,14 +9,14 @@ from worlds import TINY_NETWORK
 from fiss.data import shapes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer, batches
+from fiss.federation.client import Site, answer_order, batches
 from fiss.federation.messages import Calendar, Memory, Order, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.models.classifier import grow
 from fiss.models.segmenter import build
-from fiss.progress import Watcher
+from fiss.progress import Progress
 from fiss.training.batches import Reader, epoch_batches, steps_per_epoch
 from fiss.training.evaluate import EvaluationSpec, evaluate
 from fiss.training.fit import Trainer, TrainingSpec, pick_device
@@ -30,14 +30,14 @@ def training(**changes):
     return TrainingSpec(**{"epochs": 1, "batch": 4, "device": "cpu", **changes})
 
 
-def tell(order, images, model, method=None, memory=None, teacher=None, spec=None, watcher=None, crop=32):
+def tell(order, images, model, method=None, memory=None, teacher=None, spec=None, progress=None, crop=32):
     """The client that holds these images answers an order."""
     site = Site(DATA.classes, images, (1, 2, 3), 0)
     method, spec = method or Finetune(), spec or training()
     trainer = Trainer(model, teacher, Reader(TrainingImages(DATA.train, AugmentSpec(crop=crop)), 0, False), spec)
     for epoch in batches(order, site, method, spec):
         trainer.reader.ask(epoch)
-    return answer(order, memory or Memory(), site, method, trainer, watcher or Watcher())
+    return answer_order(order, memory or Memory(), site, method, trainer, progress or Progress())
 
 
 def order(model, task=0, rounds_left=5, round_=0, steps=None):
@@ -77,11 +77,11 @@ def test_a_client_that_sat_out_goes_on_where_it_stopped(model):
     _, memory = tell(order(model, 0, 5), range(8), model)
     seen = []
 
-    class Rates(Watcher):
+    class Rates(Progress):
         def client(self, client, steps):
             seen.append(steps)
 
-    _, later = tell(order(model, 0, 2, 3), range(8), model, memory=memory, watcher=Rates())
+    _, later = tell(order(model, 0, 2, 3), range(8), model, memory=memory, progress=Rates())
     assert seen == [2]
     assert later.rate == pytest.approx(memory.rate * 0.5**0.9)
 
@@ -241,7 +241,7 @@ def test_evaluation_counts_every_pixel_once(model):
     reader = Reader(ScoredImages(DATA.val, 32), 0, False)
     for view in ("published", "full"):
         spec = EvaluationSpec(size=32, batch=3)
-        matrix = evaluate(model, reader, range(4), sizes, table, view, spec, training(), Watcher())
+        matrix = evaluate(model, reader, range(4), sizes, table, view, spec, training(), Progress())
         assert int(matrix.sum()) == 4 * 32 * 32
         assert int(matrix[1].sum()) == sum(int((DATA.val.read(i)[1] == 1).sum()) for i in range(4))
 
@@ -260,7 +260,7 @@ def test_full_images_of_odd_sizes_are_padded_not_cut(model):
     table = np.arange(256, dtype=np.uint8)
     sizes = np.array([[30, 41], [33, 41], [30, 41]])
     reader = Reader(ScoredImages(Odd(), 32), 0, False)
-    matrix = evaluate(model, reader, range(3), sizes, table, "full", EvaluationSpec(batch=2), training(), Watcher())
+    matrix = evaluate(model, reader, range(3), sizes, table, "full", EvaluationSpec(batch=2), training(), Progress())
     assert int(matrix.sum()) == int(matrix[1].sum()) == (30 + 33 + 30) * 41
 
 
@@ -346,7 +346,7 @@ def test_compiling_happens_once_not_with_every_client_round_or_growth(tiny, tmp_
                 training=replace(tiny.training, compile=on, batch=2),
             )
             path = tmp_path / f"{len(counts)}"
-            experiment.start(config, path, Watcher())
+            experiment.start(config, path, Progress())
             counts.append(counter.frame_count)
         never, always = (
             [record["iou"] for record in RunFolder(tmp_path / str(len(counts) - k)).records("scores.jsonl")]

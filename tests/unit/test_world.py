@@ -34,7 +34,7 @@ def test_images_per_class_are_those_of_train_aug():
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_selection_and_draw_of_the_published_runs(setting):
     plan, _ = published_plan(setting)
-    assert [list(turn.selected) for turn in plan.turns] == PUBLISHED[setting]["selections"]
+    assert [list(round_plan.selected) for round_plan in plan.round_plans] == PUBLISHED[setting]["selections"]
     drawn = {key: [list(h.classes), len(h.images)] for key, h in plan.holdings.items()}
     expected = {
         (task, int(client)): draw
@@ -51,9 +51,9 @@ def test_there_are_90_selections_and_243_draws():
 
 def test_fingerprints_of_the_published_runs():
     for setting in SETTINGS:
-        assert published_plan(setting)[0].turns[0].selected == (6, 7, 9, 2)
+        assert published_plan(setting)[0].round_plans[0].selected == (6, 7, 9, 2)
     plan, _ = published_plan("4-4")
-    assert [turn.selected for turn in plan.turns[:3]] == [(6, 7, 9, 2), (6, 0, 7, 2), (8, 5, 3, 7)]
+    assert [round_plan.selected for round_plan in plan.round_plans[:3]] == [(6, 7, 9, 2), (6, 0, 7, 2), (8, 5, 3, 7)]
     first = {
         client: (set(plan.holdings[0, client].classes), len(plan.holdings[0, client].images)) for client in (6, 7, 9, 2)
     }
@@ -81,9 +81,9 @@ def test_validation_images_per_task(setting, counts):
 
 def test_the_calendar():
     plan, _ = published_plan("4-4")
-    assert [turn.clients for turn in plan.turns[::5]] == [10, 14, 18, 22, 26]
-    assert [turn.rounds_left for turn in plan.turns[:6]] == [5, 4, 3, 2, 1, 5]
-    assert [turn.task for turn in plan.turns] == [t for t in range(5) for _ in range(5)]
+    assert [round_plan.clients for round_plan in plan.round_plans[::5]] == [10, 14, 18, 22, 26]
+    assert [round_plan.rounds_left for round_plan in plan.round_plans[:6]] == [5, 4, 3, 2, 1, 5]
+    assert [round_plan.task for round_plan in plan.round_plans] == [t for t in range(5) for _ in range(5)]
 
 
 def test_the_paper_says_40_percent_in_every_task():
@@ -159,10 +159,10 @@ def test_joint_has_everything_and_the_same_number_of_steps():
     plan, stream = published_plan("4-4")
     joint = joint_plan(plan, stream, voc_presence("train"), 23478)
     assert len(joint.holdings[0, 0].images) == 10582
-    assert len(joint.turns) == 25
-    assert sum(turn.steps for turn in joint.turns) == 23478
-    assert {turn.selected for turn in joint.turns} == {(0,)}
-    assert joint.turns[-1].rounds_left == 1
+    assert len(joint.round_plans) == 25
+    assert sum(round_plan.steps for round_plan in joint.round_plans) == 23478
+    assert {round_plan.selected for round_plan in joint.round_plans} == {(0,)}
+    assert joint.round_plans[-1].rounds_left == 1
 
 
 @pytest.mark.parametrize(
