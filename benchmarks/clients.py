@@ -18,11 +18,11 @@ import common
 import torch
 
 from fiss.config import presets
+from fiss.federation.spec import WorldSpec
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.world import WorldSpec
 
 
 def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import common
 import torch
 from step import Sizes, network, plain_steps
 
-from fiss.training.fit import TrainingSpec, autocast
+from fiss.training.device import autocast
+from fiss.training.spec import TrainingSpec
 
 
 def main() -> None:

@@ -18,10 +18,10 @@ from fiss.config import presets
 from fiss.config.config import Config
 from fiss.config.presets import method_for
 from fiss.data.sources import recognise
+from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.world import TaskSpec, WorldSpec
 
 
 class Clock(Progress):

@@ -23,7 +23,10 @@ from fiss.labels import LabelSpace
 from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
 from fiss.progress import Progress
-from fiss.training.fit import Lesson, Trainer, TrainingSpec, autocast, fit, place, set_training
+from fiss.training.device import autocast, place
+from fiss.training.fit import Lesson, fit
+from fiss.training.spec import TrainingSpec
+from fiss.training.trainer import Trainer, set_training
 
 METHODS = ("finetune", "lwf", "ilt", "mib", "plop", "fbl", "rcil")
 

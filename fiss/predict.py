@@ -23,7 +23,7 @@ from fiss.reports.pictures import colours_of
 from fiss.runs.folder import read_model
 from fiss.simulation.experiment import load_checked
 from fiss.simulation.scenario import network, private
-from fiss.training.fit import pick_device, place
+from fiss.training.device import pick_device, place
 
 AT_ONCE = 8
 """Channels enlarged at a time: a large image with many classes needs no more memory than one with few."""

@@ -10,11 +10,10 @@ from fiss.config import presets
 from fiss.config.config import Config
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
+from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
-from fiss.simulation.world import TaskSpec, WorldSpec
-from fiss.training.evaluate import EvaluationSpec
-from fiss.training.fit import TrainingSpec
+from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 torch.set_num_threads(1)
 

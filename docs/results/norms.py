@@ -17,7 +17,8 @@ from fiss.rng import stream
 from fiss.runs.folder import RunFolder
 from fiss.simulation.experiment import load_checked, score_record
 from fiss.simulation.scenario import Scenario, open_scenario
-from fiss.training.fit import autocast, set_training
+from fiss.training.device import autocast
+from fiss.training.trainer import set_training
 
 
 @torch.no_grad()

@@ -21,14 +21,12 @@ from fiss import methods
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import UserError, unknown
-from fiss.federation.aggregate import FederationSpec
+from fiss.federation.spec import FederationSpec, TaskSpec, WorldSpec
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.models.segmenter import ModelSpec
 from fiss.monitors.rules import MonitorSpec
-from fiss.simulation.world import TaskSpec, WorldSpec
-from fiss.training.evaluate import EvaluationSpec
-from fiss.training.fit import TrainingSpec
+from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from fiss.config.config import Config, parse_settings, read_toml, with_settings
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import unknown
+from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods.base import Method
 from fiss.models.segmenter import ModelSpec
 from fiss.monitors.rules import RULES
-from fiss.simulation.world import TaskSpec, WorldSpec
-from fiss.training.evaluate import EvaluationSpec
-from fiss.training.fit import TrainingSpec
+from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 PUBLISHED_NETWORK = ModelSpec(
     "deeplabv3",

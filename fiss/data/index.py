@@ -23,6 +23,9 @@ from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 
+Presence = NDArray[np.bool_]
+"""Which images show which classes, (N, K + 1)."""
+
 
 @dataclass(frozen=True)
 class Index:

@@ -36,8 +36,9 @@ from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
 from fiss.simulation.scenario import network, private
 from fiss.training.batches import Reader
+from fiss.training.device import pick_device, place
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.fit import Trainer, pick_device, place
+from fiss.training.trainer import Trainer
 
 UNTOLD = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
 """Monitors that a site can use: the others know what only a simulation knows."""

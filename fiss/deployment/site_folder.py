@@ -24,7 +24,7 @@ from fiss.errors import UserError, unknown
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 from fiss.training.batches import Reader
-from fiss.training.fit import pick_device
+from fiss.training.device import pick_device
 
 
 @dataclass(frozen=True)

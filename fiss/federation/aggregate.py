@@ -7,49 +7,19 @@ named.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fiss.errors import UserError
 from fiss.federation.messages import Reply
+from fiss.federation.spec import Weighting
 from fiss.models.classifier import Weights
 
-Weighting = Literal["uniform", "images"]
 MOST_STEPS = 10**7
 """What a counter can have grown by in a round."""
 LEAST = 0.01
 """Of the model's own length: no update is too large that is not many times this, so that one who sends the model back
 unchanged does not make the others look large."""
-
-
-@dataclass(frozen=True)
-class FederationSpec:
-    """How replies become a model."""
-
-    weighting: Weighting = "uniform"
-    """uniform: every client counts the same, as published; images: by the number of its images."""
-    private_names: str = ""
-    """A key that the sites share: class names then travel as keyed hashes, and the server learns how many classes there
-    are and not which. Empty: they travel as they are."""
-    largest: float = 0.0
-    """An update so many times larger than the median of the others' is left out; 0: none is. With it, a round's
-    replies are held until all are there."""
-    quorum: float = 1.0
-    """Share of the sites that were asked whose answers end a round; the others come too late (deployed only)."""
-    patience: float = 0.0
-    """Seconds after which a round goes on without the sites that have not answered; 0: as long as it takes (deployed
-    only)."""
-    transfer: Literal["float32", "bfloat16", "float16"] = "float32"
-    """As what weights travel, both ways; the shorter types halve what is sent."""
-
-    def __post_init__(self) -> None:
-        for key in ("largest", "patience"):
-            if getattr(self, key) < 0:
-                raise UserError(f"federation.{key} = {getattr(self, key)}: must be 0 or more.")
-        if not 0 < self.quorum <= 1:
-            raise UserError(f"federation.quorum = {self.quorum}: a share above 0 and at most 1.")
 
 
 @dataclass(frozen=True)

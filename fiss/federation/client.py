@@ -23,9 +23,11 @@ from fiss.monitors.rules import FEWEST, Evidence, FeatureStatistics, MonitorSpec
 from fiss.progress import Progress
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
-from fiss.training.fit import Lesson, Trainer, TrainingSpec, fit
+from fiss.training.fit import Lesson, fit
 from fiss.training.probe import UNKNOWN, ImagePass, features, measure
 from fiss.training.schedule import rate_at, rate_in_round
+from fiss.training.spec import TrainingSpec
+from fiss.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fiss.federation.aggregate import Weighting, aggregate
+from fiss.federation.aggregate import aggregate
 from fiss.federation.messages import Calendar, Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.spec import Weighting
 from fiss.labels import MOST_CLASSES, LabelSpace
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights, grow

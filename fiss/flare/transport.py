@@ -24,8 +24,8 @@ from nvflare.apis.signal import Signal
 
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
+from fiss.federation.spec import FederationSpec
 from fiss.federation.wire import Message
 from fiss.models.classifier import Weights
 

@@ -24,8 +24,9 @@ from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario, with_absolute_paths
+from fiss.training.device import autocast
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.fit import Trainer, autocast, set_training
+from fiss.training.trainer import Trainer, set_training
 
 Connect = Callable[[Scenario, Trainer, dict[int, Memory], Progress], Engine]
 """Makes the engine of a run."""

@@ -10,7 +10,7 @@ from fiss.methods.base import Method
 from fiss.models.classifier import Weights
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
-from fiss.training.fit import Trainer
+from fiss.training.trainer import Trainer
 
 
 class InProcessEngine:

@@ -26,7 +26,7 @@ from fiss.progress import Progress
 from fiss.rng import address
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
 from fiss.training.batches import Reader, steps_per_epoch
-from fiss.training.fit import pick_device, place
+from fiss.training.device import pick_device, place
 
 
 def is_told(config: Config) -> bool:

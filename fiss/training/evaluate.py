@@ -2,46 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fiss.data.index import Presence
 from fiss.data.label_maps import Table
 from fiss.data.transforms import View, normalise
-from fiss.errors import UserError
 from fiss.labels import LabelSpace
 from fiss.metrics import confusion
 from fiss.models.segmenter import Segmenter, pad
 from fiss.progress import Progress
-from fiss.simulation.world import Presence
 from fiss.training.batches import Reader
-from fiss.training.fit import TrainingSpec, autocast
-
-
-@dataclass(frozen=True)
-class EvaluationSpec:
-    """How models are scored."""
-
-    views: tuple[View, ...] = ("published",)
-    """published: shorter side resized to `size`, centre crop, images without a seen class left out; full: every image
-    as it is."""
-    every: Literal["round", "task"] = "round"
-    """Score after each round, or after each task only."""
-    size: int = 512
-    """Side of the published view."""
-    batch: int = 24
-    """Images at a time."""
-
-    def __post_init__(self) -> None:
-        if not self.views:
-            raise UserError("evaluation.views is empty: name published, full, or both.")
-        for field in ("size", "batch"):
-            if getattr(self, field) < 1:
-                raise UserError(f"evaluation.{field} = {getattr(self, field)}: must be 1 or more.")
+from fiss.training.device import autocast
+from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 
 def scored_images(view: View, classes: Sequence[str], label_space: LabelSpace, presence: Presence) -> list[int]:

@@ -22,7 +22,8 @@ from fiss.models.segmenter import Segmenter, pad
 from fiss.monitors.rules import Evidence, FeatureStatistics
 from fiss.ops.scatter import add_up
 from fiss.training.batches import Reader
-from fiss.training.fit import TrainingSpec, autocast
+from fiss.training.device import autocast
+from fiss.training.spec import TrainingSpec
 
 UNKNOWN = 256
 """In a table: a class that the client holds and the label space lacks."""

@@ -23,8 +23,8 @@ from fiss.deployment.server import ServerEvaluator, SiteClient, lead, open_run
 from fiss.deployment.site_folder import TEMPLATE, SiteFolder, read_site, write_site
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.aggregate import FederationSpec
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.spec import FederationSpec
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec

@@ -8,7 +8,8 @@ from fiss.config.presets import SMALL_NETWORK
 from fiss.methods.rcil import RCIL
 from fiss.models.graphs import Recorded, record
 from fiss.models.segmenter import Segmenter, Trunk, build
-from fiss.training.fit import TrainingSpec, set_training
+from fiss.training.spec import TrainingSpec
+from fiss.training.trainer import set_training
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

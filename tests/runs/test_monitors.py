@@ -27,7 +27,8 @@ from fiss.progress import Progress
 from fiss.reports import comparison, report
 from fiss.simulation import experiment
 from fiss.training.batches import Reader
-from fiss.training.fit import Trainer, TrainingSpec
+from fiss.training.trainer import Trainer
+from fiss.training.spec import TrainingSpec
 from fiss.training.schedule import rate_in_round
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=24, shapes_val=4, shapes_size=32))

@@ -16,7 +16,7 @@ from fiss.cli.main import app
 from fiss.data.sources import open_dataset, recognise
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
-from fiss.federation.aggregate import FederationSpec
+from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.progress import Progress
 from fiss.simulation import experiment

@@ -21,7 +21,7 @@ from fiss.runs import folder
 from fiss.runs.folder import RunFolder, read_model
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario
-from fiss.simulation.world import TaskSpec, WorldSpec
+from fiss.federation.spec import TaskSpec, WorldSpec
 
 
 

@@ -11,7 +11,7 @@ from killing import KillAtStep, die_in_fsync, killed, result
 
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.errors import UserError
-from fiss.federation.aggregate import FederationSpec
+from fiss.federation.spec import FederationSpec
 from fiss.federation.loop import Call, Server, run, take_note
 from fiss.federation.messages import Reply, ProbeResult
 from fiss.labels import LabelSpace, TaskStream
@@ -27,7 +27,8 @@ from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario, private
-from fiss.simulation.world import TaskSpec, WorldSpec, make_plan
+from fiss.federation.spec import TaskSpec, WorldSpec
+from fiss.simulation.world import make_plan
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=24, shapes_val=4, shapes_size=32))
 

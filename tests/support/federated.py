@@ -14,7 +14,7 @@ from fiss.data.transforms import AugmentSpec
 from fiss.deployment.server import SiteClient
 from fiss.deployment.site_folder import read_site
 from fiss.federation import wire
-from fiss.federation.aggregate import FederationSpec
+from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress

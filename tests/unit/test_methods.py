@@ -14,6 +14,7 @@ from fiss import methods
 from fiss.config import presets
 from fiss.config.config import from_dict, to_dict
 from fiss.errors import UserError
+from fiss.federation.spec import TaskSpec
 from fiss.labels import LabelSpace
 from fiss.losses.distillation import unbiased_cross_entropy
 from fiss.methods.base import Step
@@ -23,7 +24,6 @@ from fiss.models.segmenter import build
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.world import TaskSpec
 
 NAMES = list(methods.METHODS)
 SPACE = LabelSpace((("a", "b", "c"), ("d", "e"), ("f",)))

@@ -18,9 +18,11 @@ from fiss.models.classifier import grow
 from fiss.models.segmenter import build
 from fiss.progress import Progress
 from fiss.training.batches import Reader, epoch_batches, steps_per_epoch
-from fiss.training.evaluate import EvaluationSpec, evaluate
-from fiss.training.fit import Trainer, TrainingSpec, pick_device
+from fiss.training.device import pick_device
+from fiss.training.evaluate import evaluate
 from fiss.training.schedule import rate_at
+from fiss.training.spec import EvaluationSpec, TrainingSpec
+from fiss.training.trainer import Trainer
 
 SPACE = LabelSpace((shapes.CLASSES[:3],))
 DATA = shapes.load(12, 4, 32, 0)

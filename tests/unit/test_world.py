@@ -10,8 +10,9 @@ from fiss.config.presets import find
 from fiss.data import voc
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.errors import UserError
+from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.labels import TaskStream
-from fiss.simulation.world import TaskSpec, WorldSpec, joint_plan, make_plan, task_pool
+from fiss.simulation.world import joint_plan, make_plan, task_pool
 from fiss.training.evaluate import scored_images
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "support" / "published_draws.json").read_text())
