@@ -37,15 +37,12 @@ def main() -> None:
             many = 2 if given.tiny else 12 * workers
             batches = [[((b * sizes.batch + i) % count, b) for i in range(sizes.batch)] for b in range(many)]
             if cached:  # the first pass fills the cache
-                reader.ask([[(i, 0) for i in range(a, min(a + 24, count))] for a in range(0, count, 24)])
-                while next(reader, None) is not None:
-                    pass
-            reader.ask(batches[:1])
-            next(reader)  # the processes are there now
-            reader.ask(batches[1:])
+                list(reader.read([(i, 0) for i in range(a, min(a + 24, count))] for a in range(0, count, 24)))
+            list(reader.read(batches[:1]))  # the processes are there now
+            timed = reader.read(batches[1:])
             began = time.perf_counter()
-            for _ in range(many - 1):
-                next(reader)
+            for _ in timed:
+                pass
             rate = (many - 1) * sizes.batch / (time.perf_counter() - began)
             rows.append(
                 {

@@ -5,7 +5,7 @@ python benchmarks/step.py --compile  # both sides compiled
 python benchmarks/step.py --graphs   # ours with its launches recorded
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,22 +23,13 @@ from fiss.labels import LabelSpace
 from fiss.models.graphs import record
 from fiss.models.segmenter import ModelSpec, Segmenter, build
 from fiss.progress import Progress
+from fiss.training.batches import Epoch
 from fiss.training.device import autocast, place
-from fiss.training.fit import Lesson, fit
+from fiss.training.fit import TrainingPlan, fit
 from fiss.training.spec import TrainingSpec
 from fiss.training.trainer import Trainer, set_training
 
 METHODS = ("finetune", "lwf", "ilt", "mib", "plop", "fbl", "rcil")
-
-
-class Endless(Iterator[tuple[Tensor, Tensor]]):
-    """The same batch again and again, as a reader would give it, without any reading."""
-
-    def __init__(self, images: Tensor, masks: Tensor) -> None:
-        self.batch = images, masks
-
-    def __next__(self) -> tuple[Tensor, Tensor]:
-        return self.batch
 
 
 class Sizes:
@@ -122,14 +113,15 @@ def our_steps(sizes: Sizes, name: str, how: str, count: int) -> tuple[Callable[[
     kind = "rcil" if name.startswith("rcil") else "finetune"
     student = network(kind, sizes.tiny, sizes.small, False, how)
     teacher = network(kind, sizes.tiny, sizes.small, True, how) if method.needs_teacher else None
-    trainer = Trainer(student, teacher, Endless(*sizes.batches()), spec)  # type: ignore[arg-type]
-    taught = trainer.teach(teacher.weights(), sizes.known.sizes) if teacher is not None else None
-    lesson = Lesson(sizes.space, evaluation_table(sizes.names, sizes.space), lambda step: 1e-3, [count], 0, False)
+    trainer = Trainer(student, teacher, None, spec)  # type: ignore[arg-type]
+    ready = trainer.teach(teacher.weights(), sizes.known.sizes) if teacher is not None else None
+    plan = TrainingPlan(sizes.space, evaluation_table(sizes.names, sizes.space), lambda step: 1e-3, 0, False)
+    epochs = [Epoch([sizes.batches()] * count)]
 
     def steps() -> None:
-        fit(trainer, taught, method, lesson, Progress())
+        fit(trainer, ready, method, plan, epochs, Progress())
 
-    return steps, trainer, taught
+    return steps, trainer, ready
 
 
 def main() -> None:

@@ -17,13 +17,14 @@ from fiss.config.config import Config, read_toml
 from fiss.data.dataset import read_image, read_lines
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
+from fiss.federation.private_names import private
 from fiss.models.segmenter import Segmenter, pad
 from fiss.progress import Progress
 from fiss.reports.pictures import colours_of
 from fiss.runs.folder import read_model
 from fiss.simulation.experiment import load_checked
-from fiss.simulation.scenario import network, private
-from fiss.training.device import pick_device, place
+from fiss.training.device import pick_device
+from fiss.training.trainer import build_network
 
 AT_ONCE = 8
 """Channels enlarged at a time: a large image with many classes needs no more memory than one with few."""
@@ -45,14 +46,14 @@ def load(path: Path, device: str = "auto", classes: Path | None = None) -> Predi
     the classes where they travel as hashes."""
     config, file = _found(path)
     snapshot = read_model(file)
-    model = network(config, snapshot.label_space, "none")
+    model = build_network(config, snapshot.label_space, pick_device(device), "none")
     load_checked(model, snapshot, file)
     names = snapshot.label_space.names
     if config.federation.private_names:
         names = _readable(names, config.federation.private_names, classes)
     elif classes is not None:
         raise UserError("--classes is for runs with federation.private_names, and this one has none.")
-    return Predictor(place(model, pick_device(device)).eval(), names, config.evaluation.size)
+    return Predictor(model.eval(), names, config.evaluation.size)
 
 
 def _found(path: Path) -> tuple[Config, Path]:

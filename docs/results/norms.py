@@ -31,9 +31,9 @@ def measure_again(scenario: Scenario, model: Segmenter, images: int) -> None:
             norm.momentum = None  # the mean over all batches
     batch = scenario.config.training.batch
     order = stream(scenario.config.seed, "norms").sample(range(len(scenario.train.presence)), images)
-    scenario.plain_images.ask([(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch))
-    for _ in range(0, images, batch):
-        pictures = next(scenario.plain_images)[0].to(scenario.device)
+    parts = [[(i, "published") for i in order[a : a + batch]] for a in range(0, images, batch)]
+    for read, _ in scenario.plain_images.read(parts):
+        pictures = read.to(scenario.device)
         with autocast(scenario.config.training, scenario.device):
             model(normalise(pictures))
 

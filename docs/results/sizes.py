@@ -45,8 +45,8 @@ def before_a_step(folder: RunFolder) -> None:
         load_checked(network, snapshot, folder.path)
     student, teacher = networks[0].train(), networks[1].eval()
     shown = [i for i, row in enumerate(scenario.train.presence) if row[new].any()][: scenario.config.training.batch]
-    scenario.plain_images.ask([[(i, "published") for i in shown]])
-    images = normalise(next(scenario.plain_images)[0].to(scenario.device))
+    ((pictures, _),) = scenario.plain_images.read([[(i, "published") for i in shown]])
+    images = normalise(pictures.to(scenario.device))
     ours, theirs = student(images), teacher(images)
     maps = [*zip(ours.stages, theirs.stages, strict=True), (ours.decoded_BDhw, theirs.decoded_BDhw)]
     maps.append((ours.small_BChw, theirs.small_BChw))

@@ -22,9 +22,11 @@ from fiss.data.transforms import ScoredImages
 from fiss.deployment.site_folder import SiteFolder, SiteSpec
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.client import Site, answer_order, answer_probe, batches
-from fiss.federation.loop import Call, Engine, Server, run
-from fiss.federation.messages import Memory, Snapshot
+from fiss.federation.boundaries import Discovery
+from fiss.federation.client import Site, answer_order, answer_probe, read_epochs
+from fiss.federation.loop import Engine, Participants, run
+from fiss.federation.messages import Memory, Server, Snapshot
+from fiss.federation.private_names import private
 from fiss.federation.wire import Message
 from fiss.labels import LabelSpace
 from fiss.metrics import iou, mean
@@ -34,11 +36,10 @@ from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
-from fiss.simulation.scenario import network, private
 from fiss.training.batches import Reader
-from fiss.training.device import pick_device, place
+from fiss.training.device import pick_device
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.trainer import Trainer
+from fiss.training.trainer import build_network, build_trainer
 
 UNTOLD = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
 """Monitors that a site can use: the others know what only a simulation knows."""
@@ -111,9 +112,9 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         for record in folder.records("rounds.jsonl"):  # cut to the last finished one
             engine.heard |= {numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered}
         _tell(folder, names, gone)
-        calls = _calls(folder, config, engine, names, start, until)
-        for result in run(server, calls, engine, config.method, spec.weighting, config.seed, progress, spec.largest):
-            asked = {*result.call.selected, *result.call.probed}
+        participants = _participants(folder, config, engine, names, start, until)
+        for result in run(server, participants, Discovery(config.method, config.seed), engine, spec, progress):
+            asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
@@ -121,8 +122,8 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             folder.append(
                 "rounds.jsonl",
                 {
-                    "round": result.call.round,
-                    "selected": [names[n] for n in result.call.selected],
+                    "round": result.participants.round,
+                    "selected": [names[n] for n in result.participants.selected],
                     "classes": list(result.server.label_space.names),
                     "heard": [names[s.client] for s in result.probe_results],
                     "transitions": [names[s.client] for s in result.probe_results if s.transition],
@@ -141,11 +142,11 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
             gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
             _tell(folder, names, gone)
             for name, why in lost.items():
-                progress.notice(f"round {result.call.round + 1}: {name} took no part: {why}")
-            done = result.call.round + 1
+                progress.notice(f"round {result.participants.round + 1}: {name} took no part: {why}")
+            done = result.participants.round + 1
             if judge is not None and (scores := judge(result.server)) is not None:
-                folder.append("scores.jsonl", {"round": result.call.round, **scores})
-            engine.heard |= {probe_result.client: result.call.round for probe_result in result.probe_results}
+                folder.append("scores.jsonl", {"round": result.participants.round, **scores})
+            engine.heard |= {probe_result.client: result.participants.round for probe_result in result.probe_results}
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
@@ -163,7 +164,7 @@ class ServerEvaluator:
         self.device = pick_device(config.training.device)
         pin = self.device.type == "cuda"
         self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
-        self.model = place(network(config, LabelSpace(((),)), "none"), self.device)
+        self.model = build_network(config, LabelSpace(((),)), self.device, "none")
         self.foreign: set[str] = set()
 
     def __call__(self, server: Server) -> dict[str, Any] | None:
@@ -199,12 +200,12 @@ def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]
 def _beginning(config: Config) -> Server:
     """Nothing but background, and the network as it is before any training."""
     space = LabelSpace(((),))
-    return Server(space, network(config, space).weights(), before=(None,))
+    return Server(space, build_network(config, space).weights())
 
 
-def _calls(
+def _participants(
     folder: RunFolder, config: Config, engine: Reachable, names: Mapping[int, str], start: int, until: int
-) -> Iterator[Call]:
+) -> Iterator[Participants]:
     """Who is asked, round after round."""
     for round_ in range(start, until):
         if any((folder.path / mark).exists() for mark in (STOP, RENEW)):
@@ -214,7 +215,7 @@ def _calls(
             return
         count = min(config.world.per_round, len(there))
         selected = tuple(sorted(stream(config.seed, "select", round_).sample(there, count)))
-        yield Call(round_, selected, tuple(there) if config.monitor.probed == "all" else selected)
+        yield Participants(round_, selected, tuple(there) if config.monitor.probed == "all" else selected)
 
 
 @dataclass(frozen=True)
@@ -244,16 +245,15 @@ class SiteClient:
         self.site_folder = SiteFolder(spec, config.augment, device, progress)
 
         def make(weights: str) -> Any:
-            return place(network(config, LabelSpace(((),)), weights), device)
+            return build_network(config, LabelSpace(((),)), device, weights)
 
-        teacher = make("none") if config.method.needs_teacher else None
         try:
             feature_network = make(spec.weights or config.model.weights)
         except UserError as error:
             progress.notice(f"new images are compared by an untrained network: {error}")
             feature_network = make("none")
         readers = self.site_folder.readers
-        self.trainer = Trainer(make("none"), teacher, readers[0], training, readers[1], feature_network)
+        self.trainer = build_trainer(config, make("none"), *readers, feature_network)
         self.teachers: dict[str, Snapshot] = {}
         self.key = spec.key
         self.looked: tuple[int, Site] | None = None
@@ -271,7 +271,7 @@ class SiteClient:
     def _site(self) -> Site:
         """What is there now; it stays so for the round."""
         held = self.site_folder.rescan()
-        self.trainer.reader, self.trainer.plain = self.site_folder.readers
+        self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in held.classes) if self.key else held.classes
         return Site(classes, held.images, held.labelled, self.config.seed, mark=held.mark)
 
@@ -290,10 +290,9 @@ class SiteClient:
         kept = self._kept(order.round, None)
         known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
         site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
-        for epoch in batches(order, site, self.config.method, self.config.training):
-            self.trainer.reader.ask(epoch)
+        epochs = read_epochs(order, site, self.config.method, self.trainer)
         memory = kept.probed or kept.settled
-        reply, memory = answer_order(order, memory, site, self.config.method, self.trainer, self.progress)
+        reply, memory = answer_order(order, memory, site, self.config.method, self.trainer, epochs, self.progress)
         self._keep(replace(kept, now=memory))
         return wire.from_reply(reply, transfer=self.config.federation.transfer)
 

@@ -1,12 +1,10 @@
 """A client answering: looking at its own data with the global model when probed, training when ordered to, and
 remembering.
 
-Where tasks are told, the calendar says when the client passes to a new one and how its learning rate falls. Where they
-are not, its monitor does, at a probe: the client takes a teacher, begins again at the later learning rate, and its
-thresholds begin anew.
+When the client passes to new classes, and how its learning rate falls, is told by `boundaries.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -16,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.data.label_maps import training_table
+from fiss.federation.boundaries import client_round
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
 from fiss.monitors.rules import FEWEST, Evidence, FeatureStatistics, MonitorSpec, chance, judge
 from fiss.progress import Progress
 from fiss.rng import address, stream
-from fiss.training.batches import Batch, epoch_batches, steps_per_epoch
-from fiss.training.fit import Lesson, fit
+from fiss.training.batches import Batch, Epoch, epoch_batches, steps_per_epoch
+from fiss.training.fit import TrainingPlan, fit
 from fiss.training.probe import UNKNOWN, ImagePass, features, measure
-from fiss.training.schedule import rate_at, rate_in_round
 from fiss.training.spec import TrainingSpec
 from fiss.training.trainer import Trainer
 
@@ -74,9 +72,9 @@ def answer_probe(
         return ProbeResult(probe.client, missing), replace(memory, evidence={})
     held = crc32(np.asarray(site.images, np.int64).tobytes()) if site.mark is None else site.mark
     newcomer = memory.since < 0
-    assert trainer.plain is not None
+    assert trainer.plain_reader is not None
     student = trainer.show(probe.weights, space.sizes)
-    table, plain = probe_table(site, space), trainer.plain
+    table, plain = probe_table(site, space), trainer.plain_reader
     seen = measure(ImagePass(student, plain, sample(probe.client, site, spec.sample), table, trainer.spec))
     changed, looks, chance_ = not newcomer and held != memory.held, memory.looks, 1.0
     if newcomer or changed:
@@ -134,30 +132,33 @@ def _plain(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def epoch_lengths(order: Order, site: Site, spec: TrainingSpec) -> list[int]:
-    """Steps of each epoch that the order asks for: whole epochs, or exactly the steps ordered; none without images."""
+def epoch_batches_of(order: Order, site: Site, spec: TrainingSpec) -> list[list[Batch]]:
+    """The batches of each epoch that the order asks for: whole epochs, or exactly the steps ordered; none without
+    images."""
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
     if per_epoch == 0 or not site.trains:
         return []
-    fixed = order.calendar.steps if order.calendar is not None else None
+    fixed = order.announced.steps if order.announced is not None else None
     steps = spec.epochs_in(order.first) * per_epoch if fixed is None else fixed
-    return [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
-
-
-def batches(order: Order, site: Site, method: Method, spec: TrainingSpec) -> list[list[Batch]]:
-    """What the order makes the client read, by epoch."""
+    lengths = [per_epoch] * (steps // per_epoch) + [steps % per_epoch] * (steps % per_epoch > 0)
     epochs = []
-    for epoch, length in enumerate(epoch_lengths(order, site, spec)):
+    for epoch, length in enumerate(lengths):
         where = ("client", order.client, "round", order.round, "epoch", epoch)
         epochs.append(epoch_batches(site.images, spec.batch, spec.drop_last, site.seed, *where)[:length])
-    if method.needs_preview and method.needs_teacher and order.teacher is not None:
-        epochs = [[*_looked_at(epoch, site.seed), *epoch] for epoch in epochs]
     return epochs
 
 
-def _looked_at(epoch: list[Batch], seed: int) -> list[Batch]:
-    """The same images once more, augmented differently, for a method that looks before it trains."""
-    return [[(image, address(seed, "look", key)) for image, key in batch] for batch in epoch]
+def read_epochs(order: Order, site: Site, method: Method, trainer: Trainer) -> list[Epoch]:
+    """Begin to read what the client is to train on; the same images once more before, augmented differently, for a
+    method that wants a preview."""
+    epochs = []
+    for batches in epoch_batches_of(order, site, trainer.spec):
+        shown: list[Batch] = []
+        if method.needs_preview and method.needs_teacher and order.teacher is not None:
+            shown = [[(image, address(site.seed, "look", key)) for image, key in batch] for batch in batches]
+        preview = trainer.reader.read(shown)
+        epochs.append(Epoch(trainer.reader.read(batches), preview))
+    return epochs
 
 
 def answer_order(
@@ -166,48 +167,37 @@ def answer_order(
     site: Site,
     method: Method,
     trainer: Trainer,
+    epochs: Sequence[Epoch],
     progress: Progress,
 ) -> tuple[Reply, Memory]:
-    """Train as ordered, on `batches` that the trainer's reader has been asked for. The weights of its networks are
-    overwritten."""
-    spec, told = trainer.spec, order.calendar
-    if told is not None and (transition := told.task != memory.task):
-        rate = spec.first_rate if order.first else spec.later_rate
-        memory = replace(memory, task=told.task, rate=rate, epochs=0, since=order.round)
-    elif told is None:
-        transition = memory.since == order.round and memory.transitions > 0
-    memory = replace(memory, teacher=order.teacher.name if order.teacher else "")
-    epochs = epoch_lengths(order, site, spec)
+    """Train on those epochs as ordered. The weights of the trainer's networks are overwritten."""
+    begin = client_round(order, memory, trainer.spec)
+    memory = replace(begin.memory, teacher=order.teacher.name if order.teacher else "")
     if not epochs:
-        return Reply(order.client, 0, transition=transition), memory
+        return Reply(order.client, 0, transition=begin.transition), memory
     trainer.prepare(order.weights, order.label_space.sizes)
-    taught_by = order.teacher if method.needs_teacher else None
-    teacher = trainer.teach(taught_by.weights, taught_by.label_space.sizes) if taught_by is not None else None
-    table = training_table(site.classes, order.label_space, site.labelled)
-    lesson = Lesson(
-        order.label_space, table, _rates(order, memory, spec, sum(epochs)), epochs, memory.epochs, order.first
+    snapshot = order.teacher if method.needs_teacher else None
+    teacher = trainer.teach(snapshot.weights, snapshot.label_space.sizes) if snapshot is not None else None
+    steps = sum(len(epoch.batches) for epoch in epochs)
+    plan = TrainingPlan(
+        order.label_space,
+        training_table(site.classes, order.label_space, site.labelled),
+        lambda step: begin.rate(step, steps),
+        memory.epochs,
+        order.first,
     )
-    progress.client(order.client, sum(epochs))
+    progress.client(order.client, steps)
     torch.manual_seed(address(site.seed, "noise", order.client, order.round))  # dropout and the like
-    fitted = fit(trainer, teacher, method, lesson, progress)
-    memory = replace(memory, rate=fitted.rate, epochs=memory.epochs + len(epochs))
+    result = fit(trainer, teacher, method, plan, epochs, progress)
+    memory = replace(memory, rate=result.rate, epochs=memory.epochs + len(epochs))
     reply = Reply(
         order.client,
         len(site.images),
         trainer.student.weights(),
-        fitted.steps,
-        fitted.images,
-        fitted.losses,
-        fitted.report,
-        transition,
+        result.steps,
+        result.images,
+        result.losses,
+        result.report,
+        begin.transition,
     )
     return reply, memory
-
-
-def _rates(order: Order, memory: Memory, spec: TrainingSpec, steps: int) -> Callable[[int], float]:
-    """The learning rate by step of this round."""
-    if order.calendar is not None:
-        start, horizon = memory.rate, steps * order.calendar.rounds_left
-        return lambda step: rate_at(start, step, horizon)
-    start, passed = spec.first_rate if order.first else spec.later_rate, order.round - memory.since
-    return lambda step: rate_in_round(start, passed + step / steps, spec.horizon, spec.least_rate)

@@ -18,8 +18,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Calendar:
-    """What a server that knows the tasks announces with an order, as in the published runs."""
+class Server:
+    """All the server knows."""
+
+    label_space: LabelSpace
+    weights: Weights = field(repr=False)
+    before: tuple[Snapshot | None, ...] = (None,)
+    """For each group of classes the global model from just before it entered; where tasks are announced the last one
+    only."""
+    teachers: Mapping[int, Snapshot] = field(default_factory=dict)
+    """Where they are not: each client's teacher; many share one."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a server that knows the tasks says of them with an order, as in the published runs."""
 
     task: int
     """A client that hears a new number passes to the new task."""
@@ -63,13 +76,13 @@ class Order:
     weights: Weights = field(repr=False)
     teacher: Snapshot | None
     """The global model from before the client's transition; None before its first."""
-    calendar: Calendar | None = None
-    """Only where tasks are told."""
+    announced: Announcement | None = None
+    """Only where tasks are announced."""
 
     @property
     def first(self) -> bool:
         """Whether the client has nothing to forget yet."""
-        return self.calendar.task == 0 if self.calendar is not None else self.teacher is None
+        return self.announced.task == 0 if self.announced is not None else self.teacher is None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.errors import UserError
-from fiss.federation.messages import Calendar, Memory, Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.messages import Announcement, Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 
@@ -65,7 +65,7 @@ def from_order(
     """What a server orders; its teacher by name, and its weights only if the site does not have them yet. Of the model
     only what is not the same as in `shown`, the one that the site was probed with in this round."""
     text = _text("order", order.client, order.round, order.label_space, memory)
-    text["calendar"] = asdict(order.calendar) if order.calendar is not None else None
+    text["announced"] = asdict(order.announced) if order.announced is not None else None
     same = [name for name, tensor in order.weights.items() if shown is not None and shown.get(name) is tensor]
     text |= {"teacher": None, "transfer": transfer, "same": same}
     arrays = _arrays({k: t for k, t in order.weights.items() if k not in set(same)}, "model", transfer)
@@ -90,13 +90,13 @@ def to_order(
         if name not in teachers:
             raise UserError(f"The teacher {name} was not sent.")
         teacher = teachers[name]
-    calendar = Calendar(**text["calendar"]) if text["calendar"] is not None else None
+    announced = Announcement(**text["announced"]) if text["announced"] is not None else None
     model = _weights(message.arrays, "model", text["transfer"])
     if text["same"]:
         if shown is None:
             raise UserError("The order builds on a probe that this site did not see.")
         model = {name: shown[name] for name in text["same"]} | model
-    return Order(text["client"], text["round"], _space(text), model, teacher, calendar), _memory(text)
+    return Order(text["client"], text["round"], _space(text), model, teacher, announced), _memory(text)
 
 
 def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -> Message:

@@ -25,8 +25,7 @@ from typing import Any
 
 from fiss.config.config import Config, read_toml, to_dict, to_toml
 from fiss.errors import UserError
-from fiss.federation.loop import Server
-from fiss.federation.messages import Memory, Snapshot
+from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 
@@ -159,14 +158,13 @@ class RunFolder:
 
     def commit(self, state: State, weights: str, keep: int) -> None:
         """Make a finished round count. `weights` names where its model goes."""
-        server, teacher, last = state.server, state.server.teacher, self._record()
+        server, last = state.server, self._record()
         digests = {**last.get("digests", {}), last.get("weights"): last.get("sha256")}
         digest = self.write_weights(weights, server.label_space, server.weights)
-        kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.taught.values()) if snapshot}
+        kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.teachers.values()) if snapshot}
         for name, snapshot in kept.items():
             if name not in digests or not self._weights(name).is_file():
                 digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
-        teachers = sorted({*kept, *([teacher.name] if teacher else [])})
         record = {
             "format": FORMAT,
             "next_round": state.next_round,
@@ -174,10 +172,9 @@ class RunFolder:
             "config": config_digest(self.config()),
             "weights": weights,
             "sha256": digest,
-            "digests": {name: digests[name] for name in teachers if name in digests},
-            "teacher": teacher.name if teacher else None,
+            "digests": {name: digests[name] for name in sorted(kept)},
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
-            "taught": {str(client): snapshot.name for client, snapshot in sorted(server.taught.items())},
+            "taught": {str(client): snapshot.name for client, snapshot in sorted(server.teachers.items())},
             "lengths": {log: _flush(self.path / log) for log in LOGS},
             "memories": {str(client): asdict(memory) for client, memory in sorted(state.memories.items())},
         }
@@ -215,21 +212,21 @@ class RunFolder:
                 for client, memory in record["memories"].items()
             }
             next_round, finished = int(record["next_round"]), bool(record["finished"])
-            name, digest, taught_by = str(record["weights"]), str(record["sha256"]), record["teacher"]
+            name, digest = str(record["weights"]), str(record["sha256"])
             digests = {str(known): str(value) for known, value in record.get("digests", {}).items()}
             before = list(record.get("before", ()))
+            if record.get("teacher"):  # earlier versions kept that of announced tasks apart
+                before = [*before, record["teacher"]]
             taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name, digest)
-        teacher = self.read_weights(taught_by, digests.get(taught_by)) if taught_by else None
         for log, length in lengths.items():
             _cut(self.path / log, length)
         kept = {known: self.read_weights(known, digests.get(known)) for known in {*before, *taught.values()} if known}
         server = Server(
             model.label_space,
             model.weights,
-            teacher,
             tuple(kept[known] if known else None for known in before),
             {client: kept[known] for client, known in taught.items()},
         )

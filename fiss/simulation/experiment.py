@@ -1,22 +1,19 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-
 from fiss.config.config import Config
 from fiss.data.label_maps import evaluation_table
 from fiss.data.transforms import View
 from fiss.errors import UserError
-from fiss.federation.loop import Announcement, Call, Engine, Round, Server, run
-from fiss.federation.messages import Calendar, Memory, Snapshot
+from fiss.federation.loop import Engine, Participants, Round, run
+from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.metrics import from_background, iou, summary, to_background
-from fiss.models.graphs import record
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.monitors import accuracy
 from fiss.progress import Progress
@@ -24,9 +21,8 @@ from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario, with_absolute_paths
-from fiss.training.device import autocast
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.trainer import Trainer, set_training
+from fiss.training.trainer import Trainer, build_trainer
 
 Connect = Callable[[Scenario, Trainer, dict[int, Memory], Progress], Engine]
 """Makes the engine of a run."""
@@ -46,7 +42,7 @@ def start(config: Config, out: Path, progress: Progress, connect: Connect = in_p
         check_weights(config.model)
     scenario = open_scenario(config, progress)
     base = _base(scenario) if config.base else None
-    student = scenario.network(scenario.first_space, fresh=base is None)
+    student = scenario.network(scenario.boundaries.first_space, fresh=base is None)
     folder = RunFolder.create(out, config)
     with folder.locked():
         folder.write_splits(scenario.splits())
@@ -65,7 +61,7 @@ def resume(path: Path, progress: Progress, connect: Connect = in_process) -> Run
             progress.notice(f"{folder.path} is finished already.")
             return folder
         base = _base(scenario) if scenario.config.base and state is None else None
-        label_space = state.server.label_space if state else scenario.first_space
+        label_space = state.server.label_space if state else scenario.boundaries.first_space
         student = scenario.network(label_space, fresh=state is None and base is None)
         _go_on(scenario, folder, state, base, student, progress, connect)
     return folder
@@ -81,26 +77,25 @@ def _go_on(
     connect: Connect,
 ) -> None:
     config = scenario.config
-    label_space = state.server.label_space if state else scenario.first_space
+    label_space = state.server.label_space if state else scenario.boundaries.first_space
     if state is not None:
         load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
     elif base is not None:
         state = _begin_from(base, scenario, folder, student, progress)
-    server = state.server if state else Server(label_space, student.weights(), before=(None,))
+    server = state.server if state else Server(label_space, student.weights())
     memories = dict(state.memories) if state else {}
     next_round = state.next_round if state else 0
     if not student.taps:
         progress.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
     folder.add_origin(origin(scenario.device))
-    first, later = next_round < config.world.rounds, not config.joint
-    trainer = make_trainer(scenario, student, first or not scenario.told, later)
+    first, later = next_round < config.world.rounds or not scenario.announced, not config.joint
+    trainer = make_trainer(scenario, student, [1] * first + [2] * later)
     engine = connect(scenario, trainer, memories, progress)
     progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()
-    calls = _calls(scenario, next_round, progress)
-    spec = config.federation
-    for result in run(server, calls, engine, config.method, spec.weighting, config.seed, progress, spec.largest):
-        round_plan = scenario.plan.round_plans[result.call.round]
+    participants = _participants(scenario, next_round, progress)
+    for result in run(server, participants, scenario.boundaries, engine, config.federation, progress):
+        round_plan = scenario.plan.round_plans[result.participants.round]
         folder.append("rounds.jsonl", _round_record(scenario, result, memories, monotonic() - began))
         if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
             reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
@@ -120,44 +115,20 @@ def _go_on(
         began = monotonic()
 
 
-def make_trainer(scenario: Scenario, student: Segmenter, first: bool = True, later: bool = True) -> Trainer:
-    """What clients train with, around a network, for the `first` task and for `later` ones."""
-    config = scenario.config
-    teacher = scenario.network(scenario.first_space) if config.method.needs_teacher else None
-    if config.training.compile:
-        student.compile()
-        if teacher is not None:
-            teacher.compile()
-    if config.training.graphs and scenario.device.type == "cuda":
-        side = config.augment.crop + -config.augment.crop % student.divisor
-        images = torch.zeros((config.training.batch, 3, side, side), device=scenario.device)
-        images = images.contiguous(memory_format=torch.channels_last)
-        with autocast(config.training, scenario.device):
-            for groups in [1] * first + [2] * later:  # a method may freeze parts after the first task
-                set_training(student, config.method, groups, config.training)
-                record(student, images)
-            if teacher is not None:
-                record(teacher.eval(), images)
-    if scenario.told:
-        return Trainer(student, teacher, scenario.training_images, config.training)
-    feature_network = scenario.network(
-        scenario.first_space, fresh=True
-    )  # as it was before any training; each site has its own
-    return Trainer(student, teacher, scenario.training_images, config.training, scenario.plain_images, feature_network)
+def make_trainer(scenario: Scenario, student: Segmenter, groups: Sequence[int] = (1, 2)) -> Trainer:
+    """What clients train with, around a network; where they are probed, with what that needs."""
+    if scenario.announced:
+        return build_trainer(scenario.config, student, scenario.training_images, groups=groups)
+    untrained = scenario.network(scenario.boundaries.first_space, fresh=True)  # each site has its own
+    return build_trainer(scenario.config, student, scenario.training_images, scenario.plain_images, untrained, groups)
 
 
-def _calls(scenario: Scenario, start: int, progress: Progress) -> Iterator[Call]:
-    """What the server is given in each round; where tasks are not told, that is who is there and nothing else."""
-    for round_plan in scenario.plan.round_plans[start:]:
-        progress.round(round_plan.task, round_plan.round, len(round_plan.selected))
-        if scenario.told:
-            calendar = Calendar(round_plan.task, round_plan.rounds_left, round_plan.steps)
-            yield Call(
-                round_plan.round, round_plan.selected, told=Announcement(calendar, scenario.task_names(round_plan.task))
-            )
-        else:
-            everyone = scenario.config.monitor.probed == "all"
-            yield Call(round_plan.round, round_plan.selected, round_plan.present if everyone else round_plan.selected)
+def _participants(scenario: Scenario, start: int, progress: Progress) -> Iterator[Participants]:
+    """Who is there in each round."""
+    everyone = scenario.config.monitor.probed == "all"
+    for plan in scenario.plan.round_plans[start:]:
+        progress.round(plan.task, plan.round, len(plan.selected))
+        yield Participants(plan.round, plan.selected, plan.present if everyone else plan.selected)
 
 
 def _begin_from(base: Snapshot, scenario: Scenario, folder: RunFolder, student: Segmenter, progress: Progress) -> State:
@@ -181,12 +152,12 @@ def _base(scenario: Scenario) -> Snapshot:
         raise UserError(f"base = {config.base}: that run has another network than this one.")
     if folder.splits()["data"] != scenario.data_digest:
         raise UserError(f"base = {config.base}: that run has other images or labels than this one.")
-    if not scenario.told:
+    if not scenario.announced:
         raise UserError(
             "base: where tasks are not told, clients have to have seen the first task themselves; leave it."
         )
     snapshot = folder.read_weights("task-0")
-    if snapshot.label_space != scenario.first_space:
+    if snapshot.label_space != scenario.boundaries.first_space:
         raise UserError(
             f"base = {config.base}: its first task is {', '.join(snapshot.label_space.names)}; "
             f"this run's is {', '.join(scenario.tasks.names(0))}."
@@ -196,7 +167,7 @@ def _base(scenario: Scenario) -> Snapshot:
 
 def _round_record(scenario: Scenario, result: Round, memories: dict[int, Memory], seconds: float) -> dict[str, Any]:
     samples = sum(reply.samples for reply in result.replies)
-    round_plan = scenario.plan.round_plans[result.call.round]
+    round_plan = scenario.plan.round_plans[result.participants.round]
     probes = [
         {
             "client": probe_result.client,
@@ -212,7 +183,7 @@ def _round_record(scenario: Scenario, result: Round, memories: dict[int, Memory]
         "task": round_plan.task,
         "clients": round_plan.clients,
         "selected": list(round_plan.selected),
-        **({} if scenario.told else {"probes": probes, "classes": len(result.server.label_space.names)}),
+        **({} if scenario.announced else {"probes": probes, "classes": len(result.server.label_space.names)}),
         "replies": [{k: v for k, v in asdict(reply).items() if k != "weights"} for reply in result.replies],
         "refused": {str(client): why for client, why in result.refused.items()},
         "seconds": round(seconds, 3),
@@ -231,7 +202,7 @@ def score(
     progress: Progress,
 ) -> None:
     """Score a model in every view and log it."""
-    monitored = {} if scenario.told else _monitored(scenario, folder)
+    monitored = {} if scenario.announced else _monitored(scenario, folder)
     for view in scenario.config.evaluation.views:
         record = score_record(scenario, folder.records("scores.jsonl"), model, label_space, view, task, progress)
         record = {"round": round_, "task": task, "ends_task": ends, **record, **monitored}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from fiss.federation.client import Site, answer_order, answer_probe, batches
+from fiss.federation.client import Site, answer_order, answer_probe, read_epochs
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.federation.wire import rounded
 from fiss.methods.base import Method
@@ -51,13 +51,11 @@ class InProcessEngine:
         sites = [self.site(order.round, order.client) for order in orders]
         if orders and self.transfer != "float32":
             orders = self._after_the_way(orders)
-        for order, site in zip(orders, sites, strict=True):
-            for epoch in batches(order, site, self.method, self.trainer.spec):
-                self.trainer.reader.ask(epoch)
-        for order, site in zip(orders, sites, strict=True):
+        read = [read_epochs(order, site, self.method, self.trainer) for order, site in zip(orders, sites, strict=True)]
+        for order, site, epochs in zip(orders, sites, read, strict=True):
             memory = self.memories.get(order.client, Memory())
             reply, self.memories[order.client] = answer_order(
-                order, memory, site, self.method, self.trainer, self.progress
+                order, memory, site, self.method, self.trainer, epochs, self.progress
             )
             yield reply if self.transfer == "float32" else replace(reply, weights=rounded(reply.weights, self.transfer))
             del reply  # its weights are the server's now; they are not kept while the next one trains
@@ -71,7 +69,7 @@ class InProcessEngine:
                 seen[id(weights)] = rounded(weights, self.transfer)
             return seen[id(weights)]
 
-        def taught(teacher: Snapshot | None) -> Snapshot | None:
+        def shortened(teacher: Snapshot | None) -> Snapshot | None:
             return replace(teacher, weights=short(teacher.weights)) if teacher is not None else None
 
-        return [replace(order, weights=short(order.weights), teacher=taught(order.teacher)) for order in orders]
+        return [replace(order, weights=short(order.weights), teacher=shortened(order.teacher)) for order in orders]

@@ -120,7 +120,7 @@ def server(transport: Any, config: str, out: str) -> None:
 def worker(folder: Path, config: str) -> Callable[[Message], Message]:
     """At FLARE's sites: a function that answers for any simulated client."""
     scenario = open_scenario(read_toml(Path(config)), Progress())
-    trainer = experiment.make_trainer(scenario, scenario.network(scenario.first_space))
+    trainer = experiment.make_trainer(scenario, scenario.network(scenario.boundaries.first_space))
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
     clients = experiment.in_process(scenario, trainer, memories, Progress())
     teachers: dict[str, Snapshot] = {}

@@ -1,7 +1,5 @@
 """A config with everything it needs opened and checked: the data, the world that is drawn from it, the readers."""
 
-import hashlib
-import hmac
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,35 +17,22 @@ from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.errors import UserError
+from fiss.federation.boundaries import Calendar, Discovery
 from fiss.federation.client import Site
+from fiss.federation.messages import Announcement
+from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
-from fiss.models.segmenter import Segmenter, build, check_spec
+from fiss.models.segmenter import Segmenter, check_spec
 from fiss.progress import Progress
-from fiss.rng import address
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
 from fiss.training.batches import Reader, steps_per_epoch
-from fiss.training.device import pick_device, place
+from fiss.training.device import pick_device
+from fiss.training.trainer import build_network
 
 
-def is_told(config: Config) -> bool:
+def is_announced(config: Config) -> bool:
     """Whether tasks are announced, as in the published runs; else the server knows nothing of them."""
     return config.joint or (config.monitor.name == "told" and config.world.synchronous)
-
-
-def network(config: Config, label_space: LabelSpace, weights: str | None = None) -> Segmenter:
-    """As the method wants it, what is random addressed by the seed; `weights` instead of the model's own."""
-    spec = config.model if weights is None else replace(config.model, weights=weights)
-    model = build(spec, label_space.sizes, address(config.seed, "model"))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(address(config.seed, "wire"))
-        config.method.adapt_network(model)
-    return model
-
-
-def private(name: str, key: str) -> str:
-    """A class name as it travels where names are private: sites that share the key agree on it, others cannot read
-    it."""
-    return hmac.new(key.encode(), name.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -70,10 +55,19 @@ class Scenario:
         """Optimizer steps of all rounds from `start` on."""
         return _steps(self.config, self.plan, start)
 
+    @cached_property
+    def boundaries(self) -> Calendar | Discovery:
+        """How the server hears of new classes: decided here, once."""
+        method, seed = self.config.method, self.config.seed
+        if not is_announced(self.config):
+            return Discovery(method, seed)
+        rounds = {r.round: Announcement(r.task, r.rounds_left, r.steps) for r in self.plan.round_plans}
+        return Calendar(method, seed, rounds, [self.task_names(task) for task in range(len(self.tasks.tasks))])
+
     @property
-    def told(self) -> bool:
-        """Whether the server hears of every task, as in the published runs."""
-        return is_told(self.config)
+    def announced(self) -> bool:
+        """Whether tasks are announced."""
+        return isinstance(self.boundaries, Calendar)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -84,11 +78,6 @@ class Scenario:
     def task_names(self, task: int) -> tuple[str, ...]:
         """A task's classes by those names."""
         return tuple(self.names[i - 1] for i in self.tasks.tasks[task])
-
-    @property
-    def first_space(self) -> LabelSpace:
-        """What the server begins with: the first task's classes where tasks are told, else nothing but background."""
-        return LabelSpace((self.task_names(0) if self.told else (),))
 
     def readable(self, label_space: LabelSpace) -> LabelSpace:
         """A label space with the classes' own names."""
@@ -103,16 +92,14 @@ class Scenario:
         """What a client owns in a round."""
         task, holding = self.plan.stage(client, round_)[1], self.plan.holding(client, round_)
         labelled = self._labelled(task, holding)
-        so_far = sum(r <= round_ for r in self.transitions[client]) if not self.told else 0
-        round_plan = self.plan.round_plans[round_]
-        trains = self.told or self.config.world.train_staying or not self.plan.stays(client, round_)
-        return Site(self.names, holding.images, labelled, self.config.seed, so_far, round_plan.task, trains)
+        so_far = sum(r <= round_ for r in self.transitions[client])
+        task = self.plan.round_plans[round_].task
+        trains = self.config.world.train_staying or not self.plan.stays(client, round_)
+        return Site(self.names, holding.images, labelled, self.config.seed, so_far, task, trains)
 
     def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
-        """Ids that a site labels; where tasks are not told, only those that its images show."""
+        """Ids that a site labels, of those that its images show."""
         ids = holding.classes if self.config.world.own_labels else self.tasks.tasks[task]
-        if self.told:
-            return ids
         shown = np.asarray(self.train.presence[list(holding.images)].any(0))
         return tuple(i for i in ids if shown[i])
 
@@ -159,7 +146,7 @@ class Scenario:
 
     def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
         """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
-        return place(network(self.config, label_space, None if fresh else "none"), self.device)
+        return build_network(self.config, label_space, self.device, None if fresh else "none")
 
     @cached_property
     def data_digest(self) -> str:
@@ -190,7 +177,7 @@ class Scenario:
             {k: v for k, v in asdict(round_plan).items() if k != "present"} for round_plan in self.plan.round_plans
         ]
         record = {"data": self.data_digest, "rounds": rounds, "tasks": tasks}
-        if self.told:
+        if self.announced:
             return record
         return record | {
             "present": [round_plan.present for round_plan in self.plan.round_plans],
@@ -220,7 +207,10 @@ def open_scenario(config: Config, progress: Progress) -> Scenario:
         progress.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
     for notice in missing_classes(dataset, train, val):
         progress.notice(notice)
-    everyone = not is_told(config) and config.monitor.probed == "all"
+    announced = is_announced(config)
+    if config.monitor.name == "told" and not announced:
+        progress.notice("tasks cannot be announced in this world: each client alone knows its own (oracle).")
+    everyone = not announced and config.monitor.probed == "all"
     plan = make_plan(config.world, config.tasks, tasks, train.presence, config.seed, everyone)
     if config.joint:
         steps = _steps(config, plan)

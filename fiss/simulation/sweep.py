@@ -19,7 +19,7 @@ from fiss.config.presets import method_for
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.runs.folder import RunFolder
-from fiss.simulation.scenario import is_told
+from fiss.simulation.scenario import is_announced
 
 PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
 BASE = "finetune"
@@ -84,8 +84,8 @@ def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: boo
     own = joint or plain == methods.name_of(preset.method)  # a config file may have its own fields for one method
     method = preset.method if own else method_for(preset.data.name, plain)
     method = methods.ablate(method, part) if part else method
-    told = is_told(replace(preset, joint=joint))
-    alone = joint or name == BASE or not told or not (share or _first_task_is_plain(method))
+    announced = is_announced(replace(preset, joint=joint))
+    alone = joint or name == BASE or not announced or not (share or _first_task_is_plain(method))
     label = name.replace(":", ".").lower()
     config = replace(preset, seed=seed, joint=joint, method=method, base="" if alone else str(base.absolute()))
     return Job(name, seed, config, out / f"{preset.name}-{label}-seed{seed}", None if alone else base)

@@ -1,4 +1,4 @@
-"""Which images make up a client's batches, and the reader that reads them ahead.
+"""Which images make up a client's batches, and the reader that reads them ahead of the network.
 
 An epoch is a shuffle addressed by client, round and epoch; each sample carries the key of its augmentation. So
 batches are the same with any number of workers, and after a resume.
@@ -7,6 +7,7 @@ batches are the same with any number of workers, and after a resume.
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -52,8 +53,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Reader(Iterator[tuple[Tensor, Tensor]]):
-    """Batches of images and masks in the order in which they were asked for.
+class Reader:
+    """Reads batches of images and masks in the order in which they were asked for.
 
     `workers` processes (0: this one), one per core at most, read them ahead, from one client to the next. They live as
     long as the reader. Forked they share the memory of decoded images; `spawn` is for a process whose other threads a
@@ -68,6 +69,7 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
         context: Literal["fork", "spawn"] = "fork",
     ) -> None:
         self._asked = _Asked()
+        self._next = self._last = 0
         workers = min(workers, _cores())
         self._loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             images,
@@ -81,11 +83,22 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
         )
         self._reading: Iterator[tuple[Tensor, Tensor]] | None = None
 
-    def ask(self, batches: Iterable[list[Any]]) -> None:
-        """These come next, after those asked for already; each is a list of what the images are addressed by."""
-        self._asked.batches.extend(batches)
+    def read(self, batches: Iterable[list[Any]]) -> "Batches":
+        """Begin to read these, after all that was asked for before; each is a list of what images are addressed by."""
+        wanted = list(batches)
+        self._asked.batches.extend(wanted)
+        self._last += len(wanted)
+        return Batches(self, self._last - len(wanted), len(wanted))
 
-    def __next__(self) -> tuple[Tensor, Tensor]:
+    def take(self, number: int) -> tuple[Tensor, Tensor]:
+        """The batch of that number, counted from the first that was ever asked for; those before it are let go."""
+        assert self._next <= number < self._last, "batches are taken in the order in which they were asked for"
+        while self._next < number:  # whoever asked for them did not come to their end
+            self._read_one()
+        return self._read_one()
+
+    def _read_one(self) -> tuple[Tensor, Tensor]:
+        self._next += 1
         for _ in range(2):  # the loader stops when it has handed out all it was asked for, and is started again
             if self._reading is None:
                 self._reading = iter(self._loader)
@@ -93,7 +106,31 @@ class Reader(Iterator[tuple[Tensor, Tensor]]):
                 return next(self._reading)
             except StopIteration:
                 self._reading = None
-        raise StopIteration
+        raise AssertionError("the loader gave less than it was asked for")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches that a reader was asked for; they are gone through once."""
+
+    reader: Reader
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(self.first, self.first + self.count):
+            yield self.reader.take(number)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A pass over a client's images: what is trained on, and before it what a method wants to see."""
+
+    batches: Sequence[tuple[Tensor, Tensor]] | Batches
+    preview: Sequence[tuple[Tensor, Tensor]] | Batches = ()
 
 
 class _Asked(Iterator[list[Any]]):

@@ -50,10 +50,9 @@ def evaluate(
     for i in images:
         alike[tuple(sizes[i]) if view == "full" else ()].append(i)
     batches = [group[a : a + spec.batch] for group in alike.values() for a in range(0, len(group), spec.batch)]
-    reader.ask([(i, view) for i in batch] for batch in batches)
     progress.start("scoring", len(images))
-    for _ in batches:
-        pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(reader))
+    for read in reader.read([(i, view) for i in batch] for batch in batches):
+        pictures, masks = (tensor.to(device, non_blocking=True) for tensor in read)
         pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
         with autocast(training, device), torch.compiler.set_stance("force_eager"):  # not worth a compilation of its own
             predicted = model(normalise(pictures)).logits_BCHW.max(1).indices

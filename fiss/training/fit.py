@@ -13,29 +13,28 @@ from fiss.labels import BACKGROUND, LabelSpace
 from fiss.methods.base import Method, Step
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
+from fiss.training.batches import Epoch
 from fiss.training.device import autocast
 from fiss.training.trainer import Trainer, set_training
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a client is to learn in one round."""
+class TrainingPlan:
+    """What a client is to learn in one round, and how fast."""
 
     label_space: LabelSpace
     table: Table
     """From the ids in its masks to channels."""
     rate: Callable[[int], float]
     """Learning rate by step."""
-    epochs: Sequence[int]
-    """Steps of each epoch."""
     epochs_done: int
-    """Local epochs of the task before it."""
+    """Local epochs of the task before this round."""
     first: bool
     """Whether there is nothing to forget yet."""
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainingResult:
     """What local training came to."""
 
     steps: int
@@ -49,39 +48,45 @@ class Fitted:
     """What the method has to say."""
 
 
-def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Lesson, progress: Progress) -> Fitted:
-    """Train the student in place on the batches that the reader was asked for: those of each epoch, twice where the
-    method looks before it trains."""
+def fit(
+    trainer: Trainer,
+    teacher: Segmenter | None,
+    method: Method,
+    plan: TrainingPlan,
+    epochs: Sequence[Epoch],
+    progress: Progress,
+) -> TrainingResult:
+    """Train the student in place on the batches of those epochs."""
     student, spec, device = trainer.student, trainer.spec, trainer.device
-    groups = sum(map(bool, lesson.label_space.groups))  # of its first data too, if others have more
+    groups = sum(map(bool, plan.label_space.groups))  # of its first data too, if others have more
     known = sum(teacher.classifier.sizes) if teacher is not None else 0
-    labelled_old = tuple(sorted({int(c) for c in lesson.table if BACKGROUND < c < known}))
-    table = torch.from_numpy(lesson.table).to(device)
+    labelled_old = tuple(sorted({int(c) for c in plan.table if BACKGROUND < c < known}))
+    table = torch.from_numpy(plan.table).to(device)
     state: dict[str, Any] = {}
     set_training(student, method, groups, spec)
-    optimizer = trainer.fresh_optimizer(lesson.rate(0))
+    optimizer = trainer.fresh_optimizer(plan.rate(0))
 
-    def see(epoch: int) -> Step:
-        images, labels = trainer.next_batch(table)
+    def forward(batch: tuple[Tensor, Tensor], epoch: int) -> Step:
+        images, labels = trainer.on_device(batch, table)
         with autocast(spec, device):
             with torch.no_grad():  # not inference mode: losses may save what the teacher says for backward
-                taught = teacher(images) if teacher is not None else None
+                target = teacher(images) if teacher is not None else None
             output = student(images)
-        return Step(labels, output, taught, lesson.label_space, known, epoch, state, labelled_old)
+        return Step(labels, output, target, plan.label_space, known, epoch, state, labelled_old)
 
-    objective = method.first_losses if lesson.first else method.losses
+    objective = method.first_losses if plan.first else method.losses
     totals: dict[str, Tensor] = {}
-    steps, seen, told = 0, 0, 0.0
-    for epoch, length in enumerate(lesson.epochs, lesson.epochs_done):
-        if teacher is not None and method.needs_preview:
+    steps, seen, shown_at = 0, 0, 0.0
+    for number, epoch in enumerate(epochs, plan.epochs_done):
+        if epoch.preview:
             student.eval()
             with torch.no_grad():
-                for _ in range(length):
-                    method.preview(see(epoch))
+                for batch in epoch.preview:
+                    method.preview(forward(batch, number))
             set_training(student, method, groups, spec)
-        for _ in range(length):
-            optimizer.param_groups[0]["lr"] = lesson.rate(steps)
-            step = see(epoch)
+        for batch in epoch.batches:
+            optimizer.param_groups[0]["lr"] = plan.rate(steps)
+            step = forward(batch, number)
             terms = objective(step)
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
@@ -90,9 +95,8 @@ def fit(trainer: Trainer, teacher: Segmenter | None, method: Method, lesson: Les
                 totals[name] = totals[name] + value.detach() if name in totals else value.detach()
             count = len(step.labels_BHW)
             steps, seen = steps + 1, seen + count
-            fresh = monotonic() - told > 0.5
-            told = monotonic() if fresh else told
-            progress.step(count, {k: float(v.detach()) for k, v in terms.items()} if fresh else None)
+            show = monotonic() - shown_at > 0.5  # fetching the losses makes a GPU wait
+            shown_at = monotonic() if show else shown_at
+            progress.step(count, {k: float(v.detach()) for k, v in terms.items()} if show else None)
     means = {name: float(total) / steps for name, total in totals.items()}
-    report = method.report(state, lesson.label_space)
-    return Fitted(steps, seen, means, lesson.rate(steps), report)
+    return TrainingResult(steps, seen, means, plan.rate(steps), method.report(state, plan.label_space))

@@ -47,9 +47,8 @@ class ImagePass:
         device = next(model.parameters()).device
         to_channel = torch.from_numpy(self.table).to(device)
         batches = [self.images[a : a + batch] for a in range(0, len(self.images), batch)]
-        self.reader.ask([(i, "published") for i in part] for part in batches)
-        for _ in batches:
-            pictures, masks = (tensor.to(device, non_blocking=True) for tensor in next(self.reader))
+        for read in self.reader.read([(i, "published") for i in part] for part in batches):
+            pictures, masks = (tensor.to(device, non_blocking=True) for tensor in read)
             pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
             with autocast(self.training, device), torch.compiler.set_stance("force_eager"):
                 output = model(normalise(pictures))

@@ -1,16 +1,86 @@
-"""What training needs again and again, made once for all clients."""
+"""Networks, and what training needs of them again and again: made once, in one way, for simulated and real clients."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fiss.data.transforms import normalise
+from fiss.data.transforms import AugmentSpec, normalise
+from fiss.labels import LabelSpace
 from fiss.methods.base import Method
 from fiss.models.classifier import Weights
-from fiss.models.segmenter import Segmenter, pad
+from fiss.models.graphs import record
+from fiss.models.segmenter import ModelSpec, Segmenter, build, pad
+from fiss.rng import address
 from fiss.training.batches import Reader
+from fiss.training.device import autocast, place
 from fiss.training.spec import TrainingSpec
+
+
+class TrainingConfig(Protocol):
+    """What of a config says how a network is made and trained."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """Which network."""
+
+    @property
+    def method(self) -> Method:
+        """How not to forget."""
+
+    @property
+    def training(self) -> TrainingSpec:
+        """Local training."""
+
+    @property
+    def augment(self) -> AugmentSpec:
+        """How large its images are."""
+
+
+def build_network(
+    config: TrainingConfig, label_space: LabelSpace, device: torch.device | None = None, weights: str | None = None
+) -> Segmenter:
+    """As the method wants it, what is random addressed by the seed; `weights` instead of the config's own."""
+    spec = config.model if weights is None else replace(config.model, weights=weights)
+    model = build(spec, label_space.sizes, address(config.seed, "model"))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(address(config.seed, "wire"))
+        config.method.adapt_network(model)
+    return place(model, device) if device is not None else model
+
+
+def build_trainer(
+    config: TrainingConfig,
+    student: Segmenter,
+    reader: Reader,
+    plain_reader: Reader | None = None,
+    feature_network: Segmenter | None = None,
+    groups: Sequence[int] = (1, 2),
+) -> "Trainer":
+    """A trainer around a network. `groups`: the numbers of groups of classes to make ready for on a GPU; a method may
+    freeze parts of the network after the first."""
+    spec, device = config.training, next(student.parameters()).device
+    teacher = build_network(config, LabelSpace(((),)), device, "none") if config.method.needs_teacher else None
+    if spec.compile:
+        student.compile()
+        if teacher is not None:
+            teacher.compile()
+    if spec.graphs and device.type == "cuda":
+        side = config.augment.crop + -config.augment.crop % student.divisor
+        images = torch.zeros((spec.batch, 3, side, side), device=device).contiguous(memory_format=torch.channels_last)
+        with autocast(spec, device):
+            for count in groups:
+                set_training(student, config.method, count, spec)
+                record(student, images)
+            if teacher is not None:
+                record(teacher.eval(), images)
+    return Trainer(student, teacher, reader, spec, plain_reader, feature_network)
 
 
 class Trainer:
@@ -22,24 +92,24 @@ class Trainer:
         teacher: Segmenter | None,
         reader: Reader,
         spec: TrainingSpec,
-        plain: Reader | None = None,
+        plain_reader: Reader | None = None,
         feature_network: Segmenter | None = None,
     ) -> None:
-        self.plain = plain  # reads images that are looked at and not trained on
+        self.plain_reader = plain_reader  # reads images for probes: as they are
         self.feature_network = feature_network  # a network that never changes, to compare images with
         self.student, self.teacher, self.reader, self.spec = student, teacher, reader, spec
         self.device = next(student.parameters()).device
-        self._taught_by: Weights | None = None
+        self._teacher_weights: Weights | None = None
         self._shown: Weights | None = None
         self._optimizer: torch.optim.SGD | None = None
 
     def teach(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
         """The teacher with those weights; they are loaded only if it has others."""
         assert self.teacher is not None
-        if weights is not self._taught_by:
+        if weights is not self._teacher_weights:
             self.teacher.load(weights, sizes)
             self.teacher.eval()
-            self._taught_by = weights
+            self._teacher_weights = weights
         return self.teacher
 
     def show(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
@@ -71,9 +141,9 @@ class Trainer:
         self._optimizer.state.clear()
         return self._optimizer
 
-    def next_batch(self, table: Tensor) -> tuple[Tensor, Tensor]:
+    def on_device(self, batch: tuple[Tensor, Tensor], table: Tensor) -> tuple[Tensor, Tensor]:
         """Images as the network wants them and labels as channels, on the device."""
-        images, masks = (tensor.to(self.device, non_blocking=True) for tensor in next(self.reader))
+        images, masks = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         images, labels = pad(images, table[masks.int()], self.student.divisor)
         return normalise(images), labels
 

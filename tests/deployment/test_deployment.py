@@ -24,13 +24,13 @@ from fiss.deployment.site_folder import TEMPLATE, SiteFolder, read_site, write_s
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.private_names import private
 from fiss.federation.spec import FederationSpec
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.simulation.scenario import private
 
 
 def listed_fields():
@@ -376,7 +376,7 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
     assert records[2]["missing"] == {"a": "lost"}
     assert json.loads(desk.path.read_bytes())["now"]["teacher"] == "before-0003"
-    assert run.restore().server.taught[0].name == "before-0003"
+    assert run.restore().server.teachers[0].name == "before-0003"
 
 
 def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
@@ -404,7 +404,7 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     records = run.records("rounds.jsonl")
     assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
-    assert run.restore().server.taught[0].name == "before-0003"
+    assert run.restore().server.teachers[0].name == "before-0003"
 
 
 def test_a_config_may_be_put_right_before_the_first_round(tmp_path):

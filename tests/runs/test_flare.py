@@ -10,7 +10,7 @@ from killing import result
 
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.messages import Calendar, Memory, Order, Probe, Reply, ProbeResult, Snapshot
+from fiss.federation.messages import Announcement, Memory, Order, Probe, Reply, ProbeResult, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
@@ -69,7 +69,7 @@ def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, tmp_path, transf
 
 def test_a_teacher_is_sent_once():
     teacher = Snapshot("task-0", LabelSpace((("a",),)), {"x": torch.ones(2)})
-    order = Order(1, 2, SPACE, WEIGHTS, teacher, Calendar(1, 3))
+    order = Order(1, 2, SPACE, WEIGHTS, teacher, Announcement(1, 3))
     message = wire.from_order(order, with_teacher=False)
     assert not any(name.startswith("teacher/") for name in message.arrays)
     known = {}
@@ -79,7 +79,7 @@ def test_a_teacher_is_sent_once():
     again, _ = wire.to_order(message, known)
     assert again.teacher is first.teacher
     assert (again.calendar, again.label_space) == (order.calendar, SPACE)
-    assert wire.to_order(wire.from_order(replace(order, teacher=None, calendar=None)), known)[0].teacher is None
+    assert wire.to_order(wire.from_order(replace(order, teacher=None, announced=None)), known)[0].teacher is None
 
 
 @pytest.mark.parametrize("transfer", ["float32", "bfloat16"])

@@ -16,7 +16,7 @@ from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer_order, batches, sample, answer_probe
+from fiss.federation.client import Site, answer_order, read_epochs, sample, answer_probe
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.finetune import Finetune
@@ -360,7 +360,7 @@ def test_features_fire_when_what_is_labelled_looks_otherwise(trainer):
             image[8:24, 8:24], mask[8:24, 8:24], mask[:2] = level, 1 if i < 40 else 3, 255
             return image, mask
 
-    trainer.plain = Reader(ScoredImages(Drawn(), 32), 0, False)
+    trainer.plain_reader = Reader(ScoredImages(Drawn(), 32), 0, False)
     _, memory = ask(trainer, Memory(), range(20), (1,), 0, name="features")
     said, memory = ask(trainer, memory, range(20, 40), (1,), 1, name="features")
     assert not said.transition  # others of the same kind
@@ -392,9 +392,8 @@ def test_the_learning_rate_needs_no_schedule_from_outside(trainer):
 
     def train(round_, since, teacher):
         order = Order(0, round_, space, weights, teacher)
-        for epoch in batches(order, site, Finetune(), trainer.spec):
-            trainer.reader.ask(epoch)
-        return answer_order(order, Memory(since=since, transitions=1), site, Finetune(), trainer, Progress())
+        epochs = read_epochs(order, site, Finetune(), trainer)
+        return answer_order(order, Memory(since=since, transitions=1), site, Finetune(), trainer, epochs, Progress())
 
     reply, memory = train(3, 3, None)
     assert reply.transition

@@ -200,16 +200,20 @@ def test_only_the_last_rounds_are_kept(tiny, tmp_path):
 
 def test_the_start_of_new_classes_reaches_the_model(tiny, tmp_path):
     """From background: before any training the new classes are copies of it."""
-    from fiss.federation.loop import Server, begin_task
+    from fiss.federation.boundaries import Calendar
+    from fiss.federation.loop import Participants
+    from fiss.federation.messages import Announcement, Server
     from fiss.labels import LabelSpace
 
     weights = build(tiny.model, [3], 0).weights()
     for start, same in (("background", True), ("random", False)):
-        server = begin_task(Server(LabelSpace((("a", "b"),)), weights), ["c"], replace(tiny.method, start=start), 0)
+        calendar = Calendar(replace(tiny.method, start=start), 0, {5: Announcement(1, 1)}, [("a", "b"), ("c",)])
+        server, _ = calendar.open_round(Server(LabelSpace((("a", "b"),)), weights), Participants(5, ()), None, None)
         new, first = server.weights["classifier.groups.1.weight"], weights["classifier.groups.0.weight"]
         assert torch.equal(new[0], first[0]) is same
-        assert server.teacher.name == "task-0"
-        assert server.teacher.weights is weights
+        assert server.before[0] is None
+        assert calendar.teacher(server, 3).name == "task-0"
+        assert calendar.teacher(server, 3).weights is weights
 
 
 def test_a_finished_run_resumes_to_itself(whole):
@@ -285,7 +289,7 @@ def test_the_order_of_clients_does_not_matter(whole, tiny, weighting, monkeypatc
 def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatch):
     from fiss.simulation import in_process
 
-    answer, said = in_process.answer_order, []
+    answer_order, said = in_process.answer_order, []
 
     def poisoned(order, *rest):
         reply, memory = answer_order(order, *rest)
@@ -308,7 +312,7 @@ def test_a_client_that_diverges_is_left_out_and_named(tiny, tmp_path, monkeypatc
 def test_a_run_whose_every_update_is_refused_stops_and_says_why(tiny, tmp_path, monkeypatch):
     from fiss.simulation import in_process
 
-    answer = in_process.answer_order
+    answer_order = in_process.answer_order
 
     def poisoned(order, *rest):
         reply, memory = answer_order(order, *rest)
@@ -340,12 +344,13 @@ def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
     assert killed(lambda: experiment.start(replace(tiny, method=find("mib")), path, KillAtStep(12)))
     state, model = path / "state.json", path / "weights" / "task-0.safetensors"
     record, good = json.loads(state.read_text()), model.read_bytes()
-    assert record["teacher"] == "task-0"
+    assert record["before"] == [None, "task-0"]
     assert list(record["digests"]) == ["task-0"]
     model.write_bytes(good[:-4] + b"oops")
     with pytest.raises(UserError, match=r"task-0\.safetensors: damaged, its digest"):
         experiment.resume(path, Progress())
-    del record["digests"]  # as earlier versions wrote it: the last model's alone
+    del record["digests"]  # as earlier versions wrote it: the last model's alone, and the teacher by itself
+    record |= {"before": [None], "teacher": "task-0"}
     state.write_text(json.dumps(record))
     experiment.resume(path, Progress())
 

@@ -12,7 +12,9 @@ from killing import KillAtStep, die_in_fsync, killed, result
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.errors import UserError
 from fiss.federation.spec import FederationSpec
-from fiss.federation.loop import Call, Server, run, take_note
+from fiss.federation.boundaries import Discovery, take_note
+from fiss.federation.loop import Participants, run
+from fiss.federation.messages import Server
 from fiss.federation.messages import Reply, ProbeResult
 from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
@@ -66,7 +68,7 @@ def test_sites_that_stay_keep_their_data():
     staying = {(c, t) for c in found.stages for t in range(1, 5) if c < 10 and found.stage(c, 5 * t)[1] < t}
     assert 5 < len(staying) < 30
     assert all(set(round_plan.present) == set(range(round_plan.clients)) for round_plan in found.round_plans)  # there, and probed
-    asked = {(c, round_plan.task) for round_plan in found.round_plans for c in turn.selected}
+    asked = {(c, round_plan.task) for round_plan in found.round_plans for c in round_plan.selected}
     assert asked & staying  # the server does not know who stays
     assert {(c, t) for c in range(10) for t in range(1, 5) if found.stays(c, 5 * t)} == staying
     client, task = min(staying)
@@ -99,7 +101,7 @@ def test_sites_join_in_any_round_and_come_and_go():
     joined = {stages[0][0] % 5 for client, stages in plan(join="any").stages.items() if client >= 10}
     assert len(joined) > 2
     found = plan(away=0.3)
-    there = [client in turn.present for round_plan in found.round_plans for client in range(10)]
+    there = [client in round_plan.present for round_plan in found.round_plans for client in range(10)]
     assert 0.6 < np.mean(there) < 0.8
     assert all(set(round_plan.selected) <= set(round_plan.present) for round_plan in found.round_plans)
     assert any(0 in a.present and 0 not in b.present for a, b in zip(found.round_plans, found.round_plans[1:], strict=False))
@@ -129,7 +131,7 @@ def test_everyone_holds_data_and_the_published_draws_stay_what_they_are():
 def test_true_transitions_are_first_meetings_of_a_class(tiny):
     world = replace(tiny.world, rounds=3, lag=2, clients=4, joiners=1, refresh=0.3)
     scenario = open_scenario(replace(tiny, world=world, monitor=MonitorSpec(probed="all")), Progress())
-    assert not scenario.told
+    assert not scenario.announced
     for client, rounds in scenario.transitions.items():
         held = set()
         expected = []
@@ -168,13 +170,13 @@ def test_classes_enter_once_in_the_order_of_their_names_whoever_reports_them():
 def test_a_client_is_taught_by_the_model_from_just_before_its_transition():
     known = server("ant")
     after = note(known, [ProbeResult(1, ("bee",), True, 2), ProbeResult(2, (), True, 2), ProbeResult(3)])
-    assert after.taught[1] is after.taught[2]  # once per content
-    assert after.taught[1].name == "before-0003"
-    assert after.taught[1].weights is known.weights
-    assert 3 not in after.taught
+    assert after.teachers[1] is after.teachers[2]  # once per content
+    assert after.teachers[1].name == "before-0003"
+    assert after.teachers[1].weights is known.weights
+    assert 3 not in after.teachers
     newcomer = note(after, [ProbeResult(9, (), False, 2)], 5)  # bee is its class: taught by who knew the others
-    assert newcomer.taught[9] is after.taught[1]
-    assert newcomer.before == (None, None, after.taught[1])
+    assert newcomer.teachers[9] is after.teachers[1]
+    assert newcomer.before == (None, None, after.teachers[1])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_what_a_client_reports_is_checked(bad, why):
 
     after = note(server("ant"), [bad, ProbeResult(8, ("bee",))], progress=Hears())
     assert after.label_space.names == ("ant", "bee")
-    assert 7 not in after.taught
+    assert 7 not in after.teachers
     assert len(told) == 1
     assert why in told[0]
     assert "client 7" in told[0]
@@ -222,10 +224,9 @@ class Scripted:
 def test_the_server_knows_no_calendar():
     """Boundaries differ from client to client; all the server is given is who is there."""
     script = {0: {0: ("a", "b"), 2: ("c",)}, 1: {0: ("b",), 4: ("c", "d")}, 2: {3: ("d", "e")}}
-    calls = [Call(r, (0, 1) if r < 3 else (0, 1, 2), (0, 1) if r < 3 else (0, 1, 2)) for r in range(6)]
-    assert all(call.told is None for call in calls)
+    there = [Participants(r, (0, 1) if r < 3 else (0, 1, 2), (0, 1) if r < 3 else (0, 1, 2)) for r in range(6)]
     engine = Scripted(script)
-    rounds = list(run(server(), calls, engine, find("fbl"), "uniform", 0, Progress()))
+    rounds = list(run(server(), there, Discovery(find("fbl"), 0), engine, FederationSpec(), Progress()))
     spaces = [r.server.label_space.groups for r in rounds]
     assert spaces[1] == ((), ("a", "b"))
     assert spaces[2] == ((), ("a", "b"), ("c",))
@@ -235,8 +236,8 @@ def test_the_server_knows_no_calendar():
     assert taught[2, 0] == taught[5, 0] == "before-0002"
     assert taught[3, 1] is None  # it trains on as before while others move
     assert taught[4, 1] == "before-0004"
-    assert all(o.calendar is None for o in engine.orders)
-    teacher = rounds[-1].server.taught[1]
+    assert all(o.announced is None for o in engine.orders)
+    teacher = rounds[-1].server.teachers[1]
     assert teacher.label_space.groups == spaces[3]
 
 
@@ -330,27 +331,26 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     """What the experiment hands to the loop: no task, no number of tasks, no class, no key."""
     given = {}
 
-    def spied(server, calls, engine, method, weighting, seed, progress, largest):
-        given.update(server=server, weighting=weighting, calls=[])
+    def spied(server, participants, boundaries, engine, spec, progress):
+        given.update(server=server, boundaries=boundaries, participants=[])
 
         def seen():
-            for call in calls:
-                given["calls"].append(call)
-                yield call
+            for there in participants:
+                given["participants"].append(there)
+                yield there
 
-        return real(server, seen(), engine, method, weighting, seed, progress, largest)
+        return real(server, seen(), boundaries, engine, spec, progress)
 
     real = experiment.run
     monkeypatch.setattr(experiment, "run", spied)
     experiment.start(replace(untold, federation=FederationSpec(private_names="k")), tmp_path / "r", Progress())
     start = given["server"]
     assert start.label_space == LabelSpace(((),))
-    assert (start.teacher, start.before, start.taught) == (None, (None,), {})
+    assert (start.before, start.teachers) == ((None,), {})
     assert {name for name in start.weights if "groups.1" in name} == set()
-    assert given["weighting"] == "uniform"
-    assert len(given["calls"]) == 6
-    assert all(call.told is None for call in given["calls"])
-    assert {field.name for field in fields(Call)} == {"round", "selected", "probed", "told"}
+    assert len(given["participants"]) == 6
+    assert {field.name for field in fields(Participants)} == {"round", "selected", "probed"}
+    assert {field.name for field in fields(given["boundaries"])} == {"method", "seed"}
 
 
 def test_classes_one_by_one(untold, tmp_path):
@@ -384,8 +384,8 @@ def test_mibs_background_is_no_class_that_the_client_has_masks_for(name):
 def test_branches_stay_frozen_at_clients_that_still_learn_their_first_classes(untold, tmp_path, monkeypatch):
     """The server folds when it adds a second group, whoever has noticed."""
     seen = []
-    arm = RCIL.arm
-    monkeypatch.setattr(RCIL, "arm", lambda *words: seen.append(words[2]) or arm(*words))
+    prepare = RCIL.prepare_training
+    monkeypatch.setattr(RCIL, "prepare_training", lambda *words: seen.append(words[2]) or prepare(*words))
     config = replace(untold, method=find("rcil"), monitor=replace(untold.monitor, name="never"))
     folder = experiment.start(config, tmp_path / "run", Progress())
     sizes = [record["classes"] for record in folder.records("rounds.jsonl") for r in record["replies"] if r["steps"]]
@@ -421,4 +421,4 @@ def test_teachers_do_not_multiply_with_clients(untold, tmp_path):
     state = json.loads((folder.path / "state.json").read_text())
     assert len(state["taught"]) > 15
     assert len(set(state["taught"].values())) <= 3
-    assert RunFolder.open(folder.path).restore().server.taught.keys() == {int(c) for c in state["taught"]}
+    assert RunFolder.open(folder.path).restore().server.teachers.keys() == {int(c) for c in state["taught"]}

@@ -467,7 +467,7 @@ class Waiting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not methods.find(n).looks])
+@pytest.mark.parametrize("name", [n for n in NAMES if not methods.find(n).needs_preview])
 def test_no_step_waits_for_the_device(name):
     method = methods.find(name)
     _, step = make_step(method, 3, some_labels("some", 3))

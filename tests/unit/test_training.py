@@ -9,8 +9,8 @@ from worlds import TINY_NETWORK
 from fiss.data import shapes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer_order, batches
-from fiss.federation.messages import Calendar, Memory, Order, Snapshot
+from fiss.federation.client import Site, answer_order, read_epochs
+from fiss.federation.messages import Announcement, Memory, Order, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
@@ -37,14 +37,13 @@ def tell(order, images, model, method=None, memory=None, teacher=None, spec=None
     site = Site(DATA.classes, images, (1, 2, 3), 0)
     method, spec = method or Finetune(), spec or training()
     trainer = Trainer(model, teacher, Reader(TrainingImages(DATA.train, AugmentSpec(crop=crop)), 0, False), spec)
-    for epoch in batches(order, site, method, spec):
-        trainer.reader.ask(epoch)
-    return answer_order(order, memory or Memory(), site, method, trainer, progress or Progress())
+    epochs = read_epochs(order, site, method, trainer)
+    return answer_order(order, memory or Memory(), site, method, trainer, epochs, progress or Progress())
 
 
 def order(model, task=0, rounds_left=5, round_=0, steps=None):
     teacher = Snapshot(f"task-{task - 1}", SPACE, model.weights()) if task else None
-    return Order(0, round_, SPACE, model.weights(), teacher, Calendar(task, rounds_left, steps))
+    return Order(0, round_, SPACE, model.weights(), teacher, Announcement(task, rounds_left, steps))
 
 
 @pytest.fixture
@@ -224,7 +223,7 @@ def test_the_teacher_is_the_model_from_before_the_task(model):
 
     snapshot = Snapshot("task-0", SPACE, build(TINY_NETWORK, SPACE.sizes, 3).weights())
     grown = SPACE.grow(shapes.CLASSES[3:5])
-    sent = Order(0, 5, grown, grow(snapshot.weights, 2, "background", 0), snapshot, Calendar(1, 5))
+    sent = Order(0, 5, grown, grow(snapshot.weights, 2, "background", 0), snapshot, Announcement(1, 5))
     teacher = build(TINY_NETWORK, SPACE.sizes, 9)
     reply, memory = tell(sent, range(8), model, Taught(), teacher=teacher)
     assert memory.teacher == "task-0"

@@ -118,27 +118,36 @@ def test_batches_are_the_same_with_workers():
     expected = [stack([data[sample] for sample in batch]) for epoch in epochs for batch in epoch]
     for workers in (0, 2):
         reader, seen = Reader(data, workers, False), []
-        for epoch in epochs[:2]:
-            reader.ask(epoch)
-        seen += [next(reader) for _ in range(3)]
-        reader.ask(epochs[2])  # while the second is being read
-        seen += [next(reader) for _ in range(3)]
-        with pytest.raises(StopIteration):
-            next(reader)
-        reader.ask(epochs[3])  # after all was read
-        seen += list(reader)
+        first, second = (reader.read(epoch) for epoch in epochs[:2])
+        seen += [*first, next(iter(second))]
+        third = reader.read(epochs[2])  # while the second is being read
+        with pytest.raises(AssertionError, match="in the order"):
+            next(iter(first))
+        seen += [reader.take(3), *third]
+        seen += reader.read(epochs[3])  # after all was read
         assert len(seen) == len(expected) == 8
         for (a, b), (c, d) in zip(seen, expected, strict=True):
             assert torch.equal(a, c)
             assert torch.equal(b, d)
 
 
+def test_what_nobody_took_is_let_go():
+    """Training that fails in the middle leaves batches behind; the next client gets its own."""
+    data = TrainingImages(Coded(), AugmentSpec(crop=32))
+    reader = Reader(data, 0, False)
+    left, wanted = (epoch_batches(range(5), 2, False, 0, f"epoch {e}") for e in range(2))
+    next(iter(reader.read(left)))
+    ours = list(reader.read(wanted))
+    expected = [stack([data[sample] for sample in batch]) for batch in wanted]
+    assert len(ours) == len(expected)
+    assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(ours, expected, strict=True))
+
+
 def test_a_reader_starts_one_process_per_core_at_most(recwarn):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     before = len(multiprocessing.active_children())
     reader = Reader(TrainingImages(Coded(), AugmentSpec(crop=32)), 2 * cores + 1, False)
-    reader.ask([[(0, 0), (0, 1)]])
-    next(reader)
+    list(reader.read([[(0, 0), (0, 1)]]))
     assert len(multiprocessing.active_children()) - before == cores
     assert not recwarn.list
 
@@ -151,8 +160,7 @@ def test_workers_live_as_long_as_the_reader():
     reader = Reader(TrainingImages(Whose(), AugmentSpec(crop=16)), 1, False)
     seen = set()
     for _ in range(3):
-        reader.ask([[(0, 0), (0, 1)]])
-        images, masks = next(reader)
+        ((images, masks),) = reader.read([[(0, 0), (0, 1)]])
         seen.add((int(images[0, 0, 0, 0]), int(masks[0, 0, 0])))
     assert len(seen) == 1
     assert seen != {(os.getpid() % 256, os.getpid() // 256 % 256)}
