@@ -8,13 +8,11 @@ from dataclasses import replace
 
 import pytest
 from command_line import fiss
-from worlds import make_folder
 from typer.testing import CliRunner
+from worlds import make_folder
 
 from fiss.cli import app
 from fiss.config.config import to_toml
-
-
 
 
 def test_help_imports_nothing_heavy():

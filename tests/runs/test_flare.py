@@ -10,7 +10,7 @@ from killing import result
 
 from fiss.errors import UserError
 from fiss.federation import wire
-from fiss.federation.messages import Announcement, Memory, Order, Probe, Reply, ProbeResult, Snapshot
+from fiss.federation.messages import Announcement, Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from worlds import TINY_NETWORK
 from rich.console import Console
+from worlds import TINY_NETWORK
 
 from fiss.cli.display import score_table
 from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
 from fiss.errors import UserError
-from fiss.federation.client import Site, answer_order, read_epochs, sample, answer_probe
+from fiss.federation.client import Site, answer_order, answer_probe, read_epochs, sample
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Snapshot
 from fiss.labels import LabelSpace
 from fiss.methods.finetune import Finetune
@@ -27,9 +27,9 @@ from fiss.progress import Progress
 from fiss.reports import comparison, report
 from fiss.simulation import experiment
 from fiss.training.batches import Reader
-from fiss.training.trainer import Trainer
-from fiss.training.spec import TrainingSpec
 from fiss.training.schedule import rate_in_round
+from fiss.training.spec import TrainingSpec
+from fiss.training.trainer import Trainer
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=24, shapes_val=4, shapes_size=32))
 
@@ -182,7 +182,10 @@ def trainer():
     model = build(TINY_NETWORK, (1, 2), 0)
     spec = TrainingSpec(epochs=1, batch=4, device="cpu", first_rate=0.1, later_rate=0.01, horizon=2, least_rate=0.2)
     plain = Reader(ScoredImages(DATA.train, 32), 0, False)
-    reader, feature_network = Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False), build(TINY_NETWORK, (1,), 5)
+    reader, feature_network = (
+        Reader(TrainingImages(DATA.train, AugmentSpec(crop=32)), 0, False),
+        build(TINY_NETWORK, (1,), 5),
+    )
     return Trainer(model, None, reader, spec, plain, feature_network)
 
 

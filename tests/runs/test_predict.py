@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worlds import picture, save
 from PIL import Image
 from typer.testing import CliRunner
+from worlds import picture, save
 
 from fiss import predict
 from fiss.cli.main import app

@@ -1,8 +1,6 @@
 """Whole runs: what they leave behind, and that being killed changes nothing."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +12,13 @@ from worlds import make_ade, make_folder, make_voc, mask, save
 from fiss.config.config import read_toml
 from fiss.data.sources import DataSpec
 from fiss.errors import UserError
+from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods import find
 from fiss.models.segmenter import build
 from fiss.progress import Progress
-from fiss.runs import folder
 from fiss.runs.folder import RunFolder, read_model
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario
-from fiss.federation.spec import TaskSpec, WorldSpec
-
-
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +90,6 @@ def test_the_written_config_repeats_the_run(whole, module_tmp):
 def test_another_seed_is_another_run(whole, tiny, tmp_path):
     experiment.start(replace(tiny, seed=6), tmp_path / "r", Progress())
     assert result(tmp_path / "r")["scores"] != result(whole)["scores"]
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])

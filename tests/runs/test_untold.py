@@ -6,16 +6,15 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from worlds import TINY_NETWORK, voc_presence
 from killing import KillAtStep, die_in_fsync, killed, result
+from worlds import TINY_NETWORK, voc_presence
 
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.errors import UserError
-from fiss.federation.spec import FederationSpec
 from fiss.federation.boundaries import Discovery, take_note
 from fiss.federation.loop import Participants, run
-from fiss.federation.messages import Server
-from fiss.federation.messages import Reply, ProbeResult
+from fiss.federation.messages import ProbeResult, Reply, Server
+from fiss.federation.spec import FederationSpec, TaskSpec, WorldSpec
 from fiss.labels import LabelSpace, TaskStream
 from fiss.methods import find
 from fiss.methods.base import Step
@@ -29,7 +28,6 @@ from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario, private
-from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.simulation.world import make_plan
 
 DATA = open_dataset(DataSpec("shapes", shapes_train=24, shapes_val=4, shapes_size=32))
@@ -67,7 +65,9 @@ def test_sites_that_stay_keep_their_data():
     found = plan(stay=0.4, everyone=True)
     staying = {(c, t) for c in found.stages for t in range(1, 5) if c < 10 and found.stage(c, 5 * t)[1] < t}
     assert 5 < len(staying) < 30
-    assert all(set(round_plan.present) == set(range(round_plan.clients)) for round_plan in found.round_plans)  # there, and probed
+    assert all(
+        set(round_plan.present) == set(range(round_plan.clients)) for round_plan in found.round_plans
+    )  # there, and probed
     asked = {(c, round_plan.task) for round_plan in found.round_plans for c in round_plan.selected}
     assert asked & staying  # the server does not know who stays
     assert {(c, t) for c in range(10) for t in range(1, 5) if found.stays(c, 5 * t)} == staying
@@ -104,7 +104,9 @@ def test_sites_join_in_any_round_and_come_and_go():
     there = [client in round_plan.present for round_plan in found.round_plans for client in range(10)]
     assert 0.6 < np.mean(there) < 0.8
     assert all(set(round_plan.selected) <= set(round_plan.present) for round_plan in found.round_plans)
-    assert any(0 in a.present and 0 not in b.present for a, b in zip(found.round_plans, found.round_plans[1:], strict=False))
+    assert any(
+        0 in a.present and 0 not in b.present for a, b in zip(found.round_plans, found.round_plans[1:], strict=False)
+    )
 
 
 def test_other_images_of_the_same_classes():
@@ -249,7 +251,9 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
     rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
     scenario = open_scenario(untold, Progress())
     for record in rounds:
-        there = [c for c in scenario.plan.round_plans[record["round"]].present if scenario.site(record["round"], c).images]
+        there = [
+            c for c in scenario.plan.round_plans[record["round"]].present if scenario.site(record["round"], c).images
+        ]
         assert [p["client"] for p in record["probes"]] == there
     assert sum(p["transition"] for r in rounds for p in r["probes"]) > 0
     last = scores[-1]["transitions"]
@@ -261,7 +265,10 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
     assert kept == {name for name in (*state["before"], *state["taught"].values()) if name}
     assert kept <= set(state["digests"])
     held = {
-        name for r in rounds for c in scenario.plan.round_plans[r["round"]].present for name in scenario.site(r["round"], c).names
+        name
+        for r in rounds
+        for c in scenario.plan.round_plans[r["round"]].present
+        for name in scenario.site(r["round"], c).names
     }
     assert set(scores[-1]["iou"]) - {"background"} == held
     assert set(last["clients"]) >= {str(p["client"]) for r in rounds for p in r["probes"]}

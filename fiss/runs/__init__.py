@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, its records, where its numbers come from."""
