@@ -29,6 +29,16 @@ from fiss.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
+class Truth:
+    """What only a simulation knows of a client; some monitors are given it for comparison."""
+
+    transitions: int = 0
+    """True transitions so far."""
+    task: int = 0
+    """The calendar's task."""
+
+
+@dataclass(frozen=True)
 class Site:
     """What a client owns: its images, and which of their classes it labels."""
 
@@ -39,10 +49,7 @@ class Site:
     labelled: Sequence[int]
     """Ids it has labels for; all others are background in its masks."""
     seed: int
-    transitions: int = 0
-    """True transitions so far; only a simulation knows."""
-    task: int = 0
-    """The calendar's task; only a simulation knows."""
+    truth: Truth = Truth()
     trains: bool = True
     """Whether it takes part in training; one that stays on its old data does not."""
     mark: int | None = None
@@ -88,8 +95,8 @@ def answer_probe(
         lacks=bool(missing),
         changed=changed,
         chance=chance_,
-        transitions=site.transitions,
-        task=site.task,
+        transitions=site.truth.transitions,
+        task=site.truth.task,
     )
     evidence = _plain(asdict(now))
     fired, notes = judge(spec, Evidence(**evidence), memory.notes)  # by what is logged, so that a replay is the same

@@ -18,7 +18,7 @@ from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.errors import UserError
 from fiss.federation.boundaries import Calendar, Discovery
-from fiss.federation.client import Site
+from fiss.federation.client import Site, Truth
 from fiss.federation.messages import Announcement
 from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
@@ -95,7 +95,7 @@ class Scenario:
         so_far = sum(r <= round_ for r in self.transitions[client])
         task = self.plan.round_plans[round_].task
         trains = self.config.world.train_staying or not self.plan.stays(client, round_)
-        return Site(self.names, holding.images, labelled, self.config.seed, so_far, task, trains)
+        return Site(self.names, holding.images, labelled, self.config.seed, Truth(so_far, task), trains)
 
     def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
         """Ids that a site labels, of those that its images show."""
