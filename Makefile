@@ -3,16 +3,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test clean
+TESTS = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+
+.PHONY: demo check test test-long lint clean
 
 demo: $(READY)
 	$(BIN)/fiss demo
 
-test: $(READY)
+check: lint
+	$(TESTS) -n 2 -m "not slow and not network and not benchmark and not long"
+
+test: lint
+	$(TESTS) -n 3 -m "not long" --cov=fiss
+
+test-long: $(READY)
+	$(TESTS) -n 2 -m long
+
+lint: $(READY)
 	$(BIN)/ruff format --check fiss tests docs benchmarks
 	$(BIN)/ruff check fiss tests docs benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --cov=fiss
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

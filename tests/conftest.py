@@ -1,26 +1,67 @@
-"""Small worlds for the tests: everything on one CPU thread, caches in a temporary folder."""
+"""Small worlds for the tests: everything on one CPU thread, caches in a temporary folder, the longest tests first."""
 
+import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from worlds import TINY_NETWORK
 
 from fiss.config import presets
-from fiss.config.config import Config
+from fiss.config.config import Config, to_toml
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
+from fiss.progress import Progress
+from fiss.simulation import experiment
 from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
+LONGEST_FIRST = ("network", "slow", "benchmark")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: workers are given the tests in this order."""
+    items.sort(key=lambda item: next((i for i, mark in enumerate(LONGEST_FIRST) if item.get_closest_marker(mark)), 9))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FISS_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def _cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FISS_CACHE", str(shared / "cache"))
+
+
+@pytest.fixture
+def finished(shared: Path, _cache: None) -> Callable[[Config], Path]:
+    """A function from a config to the folder of its uninterrupted run, made once for all tests and workers; a test that
+    would change it copies it."""
+
+    def run(config: Config) -> Path:
+        path = shared / hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                half = path.with_suffix(".half")
+                experiment.start(config, half, Progress())
+                half.rename(path)
+        return path
+
+    return run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.simulation import experiment, on_flare
+from fiss.simulation import on_flare
 
 SPACE = LabelSpace(((), ("a", "b"), ("c",)))
 WEIGHTS = {"x": torch.randn(2, 3), "count": torch.tensor(7), "half": torch.randn(3).to(torch.float16)}
@@ -54,15 +54,14 @@ def test_shorter_types_halve_what_travels(transfer):
 
 
 @pytest.mark.parametrize("transfer", ["bfloat16", "float16"])
-def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, tmp_path, transfer):
+def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, finished, tmp_path, transfer):
     pytest.importorskip("nvflare")
     config = replace(tiny, method=find("fbl"), federation=replace(tiny.federation, transfer=transfer))
-    experiment.start(config, tmp_path / "plain", Progress())
+    rounded, full = finished(config), finished(replace(tiny, method=find("fbl")))
     if transfer == "bfloat16":
         on_flare.simulate(config, tmp_path / "flare", 2, Progress())
-        assert result(tmp_path / "flare") == result(tmp_path / "plain")
-    experiment.start(replace(tiny, method=find("fbl")), tmp_path / "full", Progress())
-    a, b = (RunFolder(tmp_path / name).read_weights("task-1").weights for name in ("plain", "full"))
+        assert result(tmp_path / "flare") == result(rounded)
+    a, b = (RunFolder(path).read_weights("task-1").weights for path in (rounded, full))
     assert not torch.equal(a["encoder.conv1.weight"], b["encoder.conv1.weight"])
     torch.testing.assert_close(a["encoder.conv1.weight"], b["encoder.conv1.weight"], rtol=0.05, atol=0.02)
 
@@ -103,27 +102,26 @@ def test_nothing_but_text_and_arrays():
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_the_same_bits_as_in_one_process(tiny, tmp_path, told):
+def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told):
     pytest.importorskip("nvflare")
     config = replace(tiny, method=find("fbl"))
     if not told:
         world = replace(tiny.world, lag=1, clients=4)
         config = replace(config, world=world, monitor=MonitorSpec("misfit", probed="all"))
-    experiment.start(config, tmp_path / "plain", Progress())
-    scores = []
+    plain, scores = finished(config), []
 
     class Hears(Progress):
         def scored(self, record):
             scores.append(record["round"])
 
     on_flare.simulate(config, tmp_path / "flare", 2, Hears())
-    assert result(tmp_path / "flare") == result(tmp_path / "plain")
-    assert len(scores) == len(RunFolder(tmp_path / "plain").records("scores.jsonl"))
+    assert result(tmp_path / "flare") == result(plain)
+    assert len(scores) == len(RunFolder(plain).records("scores.jsonl"))
 
 
-def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypatch):
+def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, finished, tmp_path, monkeypatch):
     pytest.importorskip("nvflare")
-    whole = experiment.start(tiny, tmp_path / "whole", Progress())
+    whole = finished(tiny)
     real = on_flare._follow
 
     def stopped(process, out, progress):
@@ -139,7 +137,7 @@ def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, tmp_path, monkeypat
     assert (tmp_path / "r.flare.log").is_file()
     monkeypatch.setattr(on_flare, "_follow", real)
     on_flare.simulate(tiny, tmp_path / "r", 1, Progress())
-    assert result(tmp_path / "r") == result(whole.path)
+    assert result(tmp_path / "r") == result(whole)
     with pytest.raises(UserError, match="other settings"):  # and another run is not taken for this one
         on_flare.simulate(replace(tiny, seed=6), tmp_path / "r", 1, Progress())
 

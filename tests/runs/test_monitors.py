@@ -25,6 +25,7 @@ from fiss.monitors import accuracy
 from fiss.monitors.rules import RULES, Evidence, FeatureStatistics, MonitorSpec, chance, judge
 from fiss.progress import Progress
 from fiss.reports import comparison, report
+from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.training.batches import Reader
 from fiss.training.schedule import rate_in_round
@@ -153,8 +154,8 @@ def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
     assert rows["misfit (as it ran)"][5:] == tuple(str(last[k]) for k in counts)
 
 
-def test_the_report_and_the_table_show_what_monitors_saw(untold, tmp_path):
-    folder = experiment.start(untold, tmp_path / "r", Progress())
+def test_the_report_and_the_table_show_what_monitors_saw(untold, finished, tmp_path):
+    folder = RunFolder(finished(untold))
     report.write([folder.path], tmp_path / "page.html", Progress())
     page = (tmp_path / "page.html").read_text()
     assert "what the monitors saw" in page
@@ -168,10 +169,9 @@ def test_the_report_and_the_table_show_what_monitors_saw(untold, tmp_path):
     assert "transitions, delay in rounds" in text
 
 
-def test_replaying_needs_probes(tiny, tmp_path):
-    folder = experiment.start(tiny, tmp_path / "r", Progress())
+def test_replaying_needs_probes(tiny, finished):
     with pytest.raises(UserError, match="--monitor oracle"):
-        comparison.monitors([folder.path])
+        comparison.monitors([finished(tiny)])
 
 
 # The client

@@ -19,19 +19,11 @@ from fiss.errors import UserError
 from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.progress import Progress
-from fiss.simulation import experiment
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("predict")
 
 
 @pytest.fixture
-def run(tiny, runs):
-    if not (runs / "run").exists():
-        experiment.start(tiny, runs / "run", Progress())
-    return runs / "run"
+def run(tiny, finished):
+    return finished(tiny)
 
 
 def test_a_mask_is_the_models_own_answer(run):
@@ -76,22 +68,21 @@ def test_a_model_file_needs_its_config(run, tmp_path):
     assert len(predict.load(run / "weights" / "task-1.safetensors", "cpu").names) == 9
 
 
-def test_a_network_with_branches(tiny, tmp_path):
-    experiment.start(replace(tiny, method=find("rcil")), tmp_path / "r", Progress())
-    assert predict.segment(predict.load(tmp_path / "r", "cpu"), picture()).shape == (40, 48)
+def test_a_network_with_branches(tiny, finished):
+    run = finished(replace(tiny, method=find("rcil")))
+    assert predict.segment(predict.load(run, "cpu"), picture()).shape == (40, 48)
 
 
-def test_private_names_need_a_list(tiny, tmp_path):
-    config = replace(tiny, federation=FederationSpec(private_names="key"))
-    experiment.start(config, tmp_path / "r", Progress())
+def test_private_names_need_a_list(tiny, finished, tmp_path):
+    run = finished(replace(tiny, federation=FederationSpec(private_names="k")))
     with pytest.raises(UserError, match="--classes"):
-        predict.load(tmp_path / "r", "cpu")
+        predict.load(run, "cpu")
     names = tmp_path / "names.txt"
     names.write_text("disc\nring\n")
     with pytest.raises(UserError, match="7 of the model's 9"):
-        predict.load(tmp_path / "r", "cpu", names)
+        predict.load(run, "cpu", names)
     names.write_text("ell\narrow\ncrescent\ncross\nstar\ntriangle\nsquare\nring\ndisc\n")
-    assert predict.load(tmp_path / "r", "cpu", names).names[0] == "disc"
+    assert predict.load(run, "cpu", names).names[0] == "disc"
 
 
 def test_the_command(run, tmp_path):

@@ -25,18 +25,13 @@ CHECK = """<script>addEventListener("load", () => {
 });</script></body>"""
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """A few runs of the tiny world, one of them unfinished."""
-    from conftest import tiny as fixture
-
-    tiny = fixture.__wrapped__()
-    folder = tmp_path_factory.mktemp("runs")
-    for name in ("finetune", "mib", "fbl"):
-        for seed in (5, 6) if name == "fbl" else (5,):
-            config = replace(tiny, method=methods.find(name), seed=seed)
-            experiment.start(config, folder / f"{name}-{seed}", Progress())
-    return folder
+@pytest.fixture
+def played(tiny, finished, tmp_path):
+    """A few runs of the tiny world."""
+    for name, seed in (("finetune", 5), ("mib", 5), ("fbl", 5), ("fbl", 6)):
+        run = finished(replace(tiny, method=methods.find(name), seed=seed))
+        shutil.copytree(run, tmp_path / "played" / f"{name}-{seed}")
+    return tmp_path / "played"
 
 
 def browse(page, width, tmp_path):
@@ -146,10 +141,8 @@ def test_what_is_wrong_is_said_and_the_rest_is_shown(played, tmp_path, tiny):
         report.write([runs / "empty"], page, Progress())
 
 
-def test_a_first_task_alone(tiny, tmp_path):
-    config = replace(tiny, joint=True)
-    experiment.start(config, tmp_path / "joint", Progress())
-    report.write([tmp_path / "joint"], tmp_path / "report.html", Progress())
+def test_a_first_task_alone(tiny, finished, tmp_path):
+    report.write([finished(replace(tiny, joint=True))], tmp_path / "report.html", Progress())
     assert "only one task was learnt" in (tmp_path / "report.html").read_text()
 
 

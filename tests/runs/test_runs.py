@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, and that being killed changes nothing."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,18 +22,10 @@ from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario
 
 
-@pytest.fixture(scope="module")
-def module_tmp(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
 @pytest.fixture
-def whole(tiny, module_tmp):
-    """An uninterrupted run, made once."""
-    path = module_tmp / "whole"
-    if not path.exists():
-        experiment.start(tiny, path, Progress())
-    return path
+def whole(tiny, finished):
+    """An uninterrupted run."""
+    return finished(tiny)
 
 
 def test_a_run_folder(whole, tiny):
@@ -81,15 +74,13 @@ def test_any_tasks_weights_rebuild_the_model(whole, tiny):
         assert all(torch.equal(t, snapshot.weights[k]) for k, t in model.weights().items())
 
 
-def test_the_written_config_repeats_the_run(whole, module_tmp):
-    path = module_tmp / "again"
-    experiment.start(read_toml(whole / "config.toml"), path, Progress())
-    assert result(path) == result(whole)
+def test_the_written_config_repeats_the_run(whole, tmp_path):
+    experiment.start(read_toml(whole / "config.toml"), tmp_path / "again", Progress())
+    assert result(tmp_path / "again") == result(whole)
 
 
-def test_another_seed_is_another_run(whole, tiny, tmp_path):
-    experiment.start(replace(tiny, seed=6), tmp_path / "r", Progress())
-    assert result(tmp_path / "r")["scores"] != result(whole)["scores"]
+def test_another_seed_is_another_run(whole, tiny, finished):
+    assert result(finished(replace(tiny, seed=6)))["scores"] != result(whole)["scores"]
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
@@ -135,7 +126,7 @@ def test_one_process_at_a_time(tiny, tmp_path):
 
 
 def test_a_lost_state_is_not_taken_for_a_fresh_start(whole, tmp_path):
-    path = damaged(whole, tmp_path)
+    path = copied(whole, tmp_path)
     (path / "state.json").unlink()
     before = {p.name: p.read_bytes() for p in path.iterdir() if p.is_file()}
     with pytest.raises(UserError, match=r"state\.json is gone, but rounds were finished"):
@@ -205,26 +196,23 @@ def test_the_start_of_new_classes_reaches_the_model(tiny, tmp_path):
         assert calendar.teacher(server, 3).weights is weights
 
 
-def test_a_finished_run_resumes_to_itself(whole):
-    before = result(whole)
-    experiment.resume(whole, Progress())
-    assert result(whole) == before
+def test_a_finished_run_resumes_to_itself(whole, tmp_path):
+    path = copied(whole, tmp_path)
+    experiment.resume(path, Progress())
+    assert result(path) == result(whole)
 
 
-def test_a_base_saves_the_first_task(whole, tiny, tmp_path):
-    config = replace(tiny, base=str(whole))
-    experiment.start(config, tmp_path / "r", Progress())
-    ours, theirs = RunFolder(tmp_path / "r"), RunFolder(whole)
+def test_a_base_saves_the_first_task(whole, tiny, finished):
+    ours, theirs = RunFolder(finished(replace(tiny, base=str(whole)))), RunFolder(whole)
     assert ours.records("scores.jsonl") == [s for s in theirs.records("scores.jsonl") if s["round"] > 0]
-    assert (tmp_path / "r/weights/task-1.safetensors").read_bytes() == (
-        whole / "weights/task-1.safetensors"
-    ).read_bytes()
+    last = "weights/task-1.safetensors"
+    assert (ours.path / last).read_bytes() == (whole / last).read_bytes()
     assert [r["round"] for r in ours.records("rounds.jsonl")] == [2, 3]
 
 
-def test_a_run_from_a_base_survives_being_killed(whole, tiny, tmp_path, monkeypatch):
+def test_a_run_from_a_base_survives_being_killed(whole, tiny, finished, tmp_path, monkeypatch):
     config = replace(tiny, base=str(whole))
-    experiment.start(config, tmp_path / "ours", Progress())
+    uninterrupted = finished(config)
 
     def work():
         die_in_fsync(5, monkeypatch)
@@ -232,7 +220,7 @@ def test_a_run_from_a_base_survives_being_killed(whole, tiny, tmp_path, monkeypa
 
     assert killed(work)
     experiment.resume(tmp_path / "r", Progress())
-    assert result(tmp_path / "r") == result(tmp_path / "ours")
+    assert result(tmp_path / "r") == result(uninterrupted)
 
 
 def test_a_base_that_does_not_fit(whole, tiny, tmp_path):
@@ -248,9 +236,8 @@ def test_a_base_that_does_not_fit(whole, tiny, tmp_path):
         assert not (tmp_path / "r").exists()
 
 
-def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, tmp_path):
-    experiment.start(replace(tiny, joint=True), tmp_path / "r", Progress())
-    joint, federated = RunFolder(tmp_path / "r"), RunFolder(whole)
+def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, finished):
+    joint, federated = RunFolder(finished(replace(tiny, joint=True))), RunFolder(whole)
 
     def steps(folder):
         return sum(reply["steps"] for r in folder.records("rounds.jsonl") for reply in r["replies"])
@@ -262,16 +249,16 @@ def test_joint_trains_on_everything_for_as_many_steps(whole, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "images"])
-def test_the_order_of_clients_does_not_matter(whole, tiny, weighting, monkeypatch, tmp_path):
+def test_the_order_of_clients_does_not_matter(whole, tiny, finished, weighting, monkeypatch, tmp_path):
     from fiss.simulation.in_process import InProcessEngine
 
     config = replace(tiny, federation=replace(tiny.federation, weighting=weighting))
-    experiment.start(config, tmp_path / "a", Progress())
+    plain = finished(config)
     ask = InProcessEngine.ask
     monkeypatch.setattr(InProcessEngine, "ask", lambda self, orders: ask(self, orders[::-1]))
-    experiment.start(config, tmp_path / "b", Progress())
-    assert result(tmp_path / "a") == result(tmp_path / "b")
-    a, b = (RunFolder(p).read_weights("task-0").weights["encoder.conv1.weight"] for p in (tmp_path / "a", whole))
+    experiment.start(config, tmp_path / "reversed", Progress())
+    assert result(tmp_path / "reversed") == result(plain)
+    a, b = (RunFolder(p).read_weights("task-0").weights["encoder.conv1.weight"] for p in (plain, whole))
     assert torch.equal(a, b) is (weighting == "uniform")
 
 
@@ -321,11 +308,8 @@ def test_nothing_is_written_over(whole, tiny):
     assert result(whole) == before
 
 
-def damaged(whole, tmp_path):
-    import shutil
-
-    shutil.copytree(whole, tmp_path / "d")
-    return tmp_path / "d"
+def copied(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copied")
 
 
 def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
@@ -347,7 +331,7 @@ def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
 def test_damaged_and_foreign_folders(whole, tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         experiment.resume(tmp_path, Progress())
-    path = damaged(whole, tmp_path)
+    path = copied(whole, tmp_path)
     model, state = path / "weights" / "task-1.safetensors", path / "state.json"
     good = model.read_bytes()
     for data, says in ((good[:-4] + b"oops", "damaged, its digest"), (good[: len(good) // 2], "damaged")):
@@ -379,7 +363,7 @@ def test_foreign_models(whole, tmp_path, tiny):
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(UserError, match="not a model that fiss wrote"):
         read_model(path)
-    folder = damaged(whole, tmp_path)
+    folder = copied(whole, tmp_path)
     snapshot = read_model(whole / "weights" / "task-0.safetensors")
     RunFolder(folder).write_weights("task-0", snapshot.label_space, {"a": torch.zeros(1)})
     with pytest.raises(UserError, match="task-0 does not fit the network"):

@@ -246,8 +246,8 @@ def test_the_server_knows_no_calendar():
 # Whole runs
 
 
-def test_a_run_that_is_told_nothing(untold, tmp_path):
-    folder = experiment.start(untold, tmp_path / "r", Progress())
+def test_a_run_that_is_told_nothing(untold, finished):
+    folder = RunFolder(finished(untold))
     rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
     scenario = open_scenario(untold, Progress())
     for record in rounds:
@@ -276,24 +276,21 @@ def test_a_run_that_is_told_nothing(untold, tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, 9, 15])
-def test_a_killed_untold_run_resumes_to_the_same_bits(untold, tmp_path, step):
-    experiment.start(untold, tmp_path / "whole", Progress())
+def test_a_killed_untold_run_resumes_to_the_same_bits(untold, finished, tmp_path, step):
     assert killed(lambda: experiment.start(untold, tmp_path / "killed", KillAtStep(step)))
     experiment.resume(tmp_path / "killed", Progress())
-    assert result(tmp_path / "killed") == result(tmp_path / "whole")
+    assert result(tmp_path / "killed") == result(finished(untold))
 
 
 @pytest.mark.parametrize("at", [30, 37, 44])
-def test_killed_in_a_write_of_an_untold_run(untold, tmp_path, at, monkeypatch):
-    experiment.start(untold, tmp_path / "whole", Progress())
-
+def test_killed_in_a_write_of_an_untold_run(untold, finished, tmp_path, at, monkeypatch):
     def work():
         die_in_fsync(at, monkeypatch)
         experiment.start(untold, tmp_path / "killed", Progress())
 
     assert killed(work)
     experiment.resume(tmp_path / "killed", Progress())
-    assert result(tmp_path / "killed") == result(tmp_path / "whole")
+    assert result(tmp_path / "killed") == result(finished(untold))
 
 
 @pytest.mark.parametrize("name", ["finetune", "mib", "plop", "rcil", "ilt", "fbl-paper"])
@@ -306,7 +303,7 @@ def test_every_method_runs_untold(untold, tmp_path, name):
     )
 
 
-def test_the_server_does_not_learn_private_names(untold, tmp_path):
+def test_the_server_does_not_learn_private_names(untold, finished, tmp_path):
     config = replace(untold, federation=FederationSpec(private_names="a key of the sites"))
     folder = experiment.start(config, tmp_path / "r", Progress())
     space = folder.read_weights("task-1").label_space
@@ -319,14 +316,14 @@ def test_the_server_does_not_learn_private_names(untold, tmp_path):
     assert {private(name, "a key of the sites") for name in known} == set(space.names)
     for name in ("weights/task-1.safetensors", "state.json", "rounds.jsonl"):
         assert b"disc" not in (folder.path / name).read_bytes()
-    plain = experiment.start(untold, tmp_path / "plain", Progress()).records("scores.jsonl")[-1]
+    plain = RunFolder(finished(untold)).records("scores.jsonl")[-1]
     assert plain["transitions"] == folder.records("scores.jsonl")[-1]["transitions"]
 
 
-def test_private_names_where_tasks_are_told(tiny, tmp_path):
+def test_private_names_where_tasks_are_told(tiny, finished):
     """Only the names differ."""
     config = replace(tiny, federation=FederationSpec(private_names="k"))
-    ours, plain = (experiment.start(c, tmp_path / n, Progress()) for c, n in ((config, "a"), (tiny, "b")))
+    ours, plain = (RunFolder(finished(c)) for c in (config, tiny))
     assert (ours.path / "scores.jsonl").read_bytes() == (plain.path / "scores.jsonl").read_bytes()
     a, b = (folder.read_weights("task-1") for folder in (ours, plain))
     assert all(torch.equal(t, b.weights[k]) for k, t in a.weights.items())
@@ -414,10 +411,9 @@ def test_own_classes_are_neither_old_nor_pseudo_labels():
     assert labels.flatten().tolist() == [0, 1, 0, 3]  # its own mask says that there is no 2
 
 
-def test_a_base_is_refused_where_clients_have_to_have_seen_it(untold, tiny, tmp_path):
-    experiment.start(tiny, tmp_path / "base", Progress())
+def test_a_base_is_refused_where_clients_have_to_have_seen_it(untold, tiny, finished, tmp_path):
     with pytest.raises(UserError, match="seen the first task themselves"):
-        experiment.start(replace(untold, base=str(tmp_path / "base")), tmp_path / "r", Progress())
+        experiment.start(replace(untold, base=str(finished(tiny))), tmp_path / "r", Progress())
     assert not (tmp_path / "r").exists()
 
 

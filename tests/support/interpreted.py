@@ -126,8 +126,8 @@ def method():
                 0,
                 {},
             )
-            if chosen.looks:
-                chosen.look(step)
+            if chosen.needs_preview:
+                chosen.preview(step)
             terms = chosen.losses(step)
             gradients = torch.autograd.grad(sum(terms.values()), leaves, allow_unused=True)
             results.append((terms, gradients))
