@@ -38,12 +38,12 @@ SITES = ("a", "b", "c", "d")
 
 def main() -> None:
     """Four rounds of sites that train one step of two small images each."""
-    given = common.arguments(__doc__ or "")
+    given = common.arguments(__doc__ or "", lambda p: p.add_argument("--port", type=int, default=28400))
     rows: list[dict[str, Any]] = []
     size = 0
     for transfer in ("float32",) if given.tiny else ("float32", "bfloat16"):
         with TemporaryDirectory(prefix="fiss-network-") as place:
-            size, seconds, alone = _measure(Path(place), given.tiny, transfer)
+            size, seconds, alone = _measure(Path(place), given.tiny, transfer, given.port)
         training = alone * math.ceil(len(SITES) / (os.cpu_count() or 1))
         rows.append(
             {
@@ -57,7 +57,7 @@ def main() -> None:
         common.report("a round over the network", "python benchmarks/network.py", given, rows, {"parameters": size})
 
 
-def _measure(place: Path, tiny: bool, transfer: str) -> tuple[int, list[float], float]:
+def _measure(place: Path, tiny: bool, transfer: str, port: int) -> tuple[int, list[float], float]:
     plain = presets.find("shapes")
     network = replace(presets.SMALL_NETWORK if tiny else presets.PUBLISHED_NETWORK, weights="none")
     config = replace(
@@ -71,7 +71,7 @@ def _measure(place: Path, tiny: bool, transfer: str) -> tuple[int, list[float], 
     )
     size = sum(p.numel() for p in build(network, (2,), 0).parameters())
     folder = place / "fed"
-    provisioning.init(folder, config, "localhost", SITES, 28400)
+    provisioning.init(folder, config, "localhost", SITES, port)
     draw = np.random.default_rng(0)
     for name in SITES:
         for kind in ("images", "masks"):

@@ -165,6 +165,7 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     assert "mask ids [200] are not in classes.txt" in said[-1]
 
 
+@pytest.mark.slow
 def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_path):
     settings, ended = config(), {}
     for workers in (0, 1):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from federated import DATA, TASKS, Local, config, final, site_client, stage
+from ports import free_port
 
 from fiss.deployment import provisioning, supervisor
 from fiss.deployment.server import SiteClient, lead, numbers, open_run
@@ -23,18 +24,7 @@ from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 
-
-def free_port():
-    for port in range(21000, 30000, 7):
-        with socket.socket() as a, socket.socket() as b:
-            try:
-                a.bind(("127.0.0.1", port))
-                b.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError
-
+pytestmark = pytest.mark.network
 
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",

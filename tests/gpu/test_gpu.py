@@ -11,7 +11,10 @@ from fiss.models.segmenter import Segmenter, Trunk, build
 from fiss.training.spec import TrainingSpec
 from fiss.training.trainer import set_training
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+def on_gpu(test):  # type: ignore[no-untyped-def]
+    """What a machine without a GPU skips."""
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")(test))
 
 
 def network(device: str = "cpu") -> Segmenter:

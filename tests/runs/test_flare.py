@@ -53,6 +53,7 @@ def test_shorter_types_halve_what_travels(transfer):
     assert wire.rounded(weights, "float32")["x"] is weights["x"]
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("transfer", ["bfloat16", "float16"])
 def test_in_one_process_weights_are_rounded_as_on_the_way(tiny, finished, tmp_path, transfer):
     pytest.importorskip("nvflare")
@@ -101,6 +102,7 @@ def test_nothing_but_text_and_arrays():
         wire.to_order(wire.from_reply(Reply(4, 10)), {})
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("told", [True, False])
 def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told):
     pytest.importorskip("nvflare")
@@ -119,6 +121,7 @@ def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told):
     assert len(scores) == len(RunFolder(plain).records("scores.jsonl"))
 
 
+@pytest.mark.network
 def test_a_run_on_flare_that_fails_says_so_and_goes_on(tiny, finished, tmp_path, monkeypatch):
     pytest.importorskip("nvflare")
     whole = finished(tiny)

@@ -1,7 +1,5 @@
-"""The GPU kernels, run by Triton's interpreter on the CPU, against what plain PyTorch computes; and the benchmarks,
-once each at tiny sizes."""
+"""The GPU kernels, run by Triton's interpreter on the CPU, against what plain PyTorch computes."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from fiss.models.segmenter import _products
 from fiss.ops import scatter
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if p.stem != "common")
 
 
 def run(arguments, **environment):
@@ -27,6 +24,7 @@ def run(arguments, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["pixels", "counting", "strips", "method"])
 def test_kernels_compute_what_pytorch_computes(part):
     pytest.importorskip("triton")
@@ -68,19 +66,3 @@ def test_kernels_that_do_not_work_are_not_used(monkeypatch):
     assert not scatter._works(device)
     scatter._works.cache_clear()
     assert not scatter.has_kernels(torch.zeros(1))
-
-
-def test_what_was_measured_is_kept_when_a_benchmark_is_cut_off(tmp_path):
-    """Results are written after every row: a method that cannot run takes none of those before it along."""
-    words = [sys.executable, "benchmarks/step.py", "--tiny", "--out", str(tmp_path / "r.json")]
-    done = subprocess.run([*words, "--methods", "finetune", "nonsense"], cwd=ROOT, capture_output=True, timeout=300)
-    assert done.returncode != 0
-    (table,) = json.loads((tmp_path / "r.json").read_text()).values()
-    assert [row["step"] for row in table["rows"]] == ["bare", "finetune"]
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_benchmarks_run_and_leave_results(name, tmp_path):
-    out = run([f"benchmarks/{name}.py", "--tiny", "--out", str(tmp_path / "results.json")])
-    assert "tiny" in out
-    assert '"command": "python benchmarks/' + name in (tmp_path / "results.json").read_text()

@@ -204,6 +204,7 @@ def test_who_takes_part_in_a_sweep():
         sweep.contenders(["fbl-without-pad"])
 
 
+@pytest.mark.slow
 def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
     config = tmp_path / "tiny.toml"
     config.write_text(to_toml(replace(tiny, evaluation=replace(tiny.evaluation, views=("published",)))))
@@ -250,6 +251,7 @@ def test_a_sweep_shares_first_tasks_and_goes_on(tiny, tmp_path):
         invoke(*words, "--set", "training.batch=3")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_a_sweep(tiny, tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(
         "from fiss.methods.finetune import Finetune\n"
