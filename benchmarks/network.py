@@ -24,7 +24,7 @@ from fiss.config.config import Config
 from fiss.deployment import provisioning
 from fiss.deployment.server import SiteClient
 from fiss.deployment.site_folder import read_site
-from fiss.deployment.supervisor import progress
+from fiss.deployment.supervisor import standing
 from fiss.federation import wire
 from fiss.federation.messages import Order
 from fiss.labels import LabelSpace
@@ -94,7 +94,7 @@ def _measure(place: Path, tiny: bool, transfer: str, port: int) -> tuple[int, li
         words = ["-m", "fiss", "federation", "run", str(folder), "--rounds", rounds, "--sites", str(len(SITES))]
         began = time.monotonic()
         subprocess.run([sys.executable, *words], check=True, env=environment)
-        print(f"{time.monotonic() - began:.0f} s in all, {progress(RunFolder(folder / 'run'))['rounds']} rounds")
+        print(f"{time.monotonic() - began:.0f} s in all, {standing(RunFolder(folder / 'run'))['rounds']} rounds")
     finally:
         _kill(folder)
     records = RunFolder(folder / "run").records("rounds.jsonl")[1:]  # the first also loads everything
