@@ -15,8 +15,7 @@ import common
 from step import Sizes, our_steps
 
 from fiss.config import presets
-from fiss.config.config import Config
-from fiss.config.presets import method_for
+from fiss.config.config import Config, method_for
 from fiss.data.sources import recognise
 from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.progress import Progress

@@ -2,22 +2,21 @@
 back.
 
 Each section is the dataclass of the room it belongs to. There are no includes and no merging; an unknown key is an
-error that names the nearest one.
+error that names the nearest one. All that is wrong with a config is said at once.
 """
 
 import ast
 import inspect
 import json
 import tomllib
-import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import isfinite
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from textwrap import dedent, wrap
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fiss import methods
+from fiss.config.section import Problems, build
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import UserError, unknown
@@ -61,9 +60,39 @@ class Config:
         if self.joint and self.base:
             raise UserError("joint and base exclude each other: joint training has no first task to take over.")
 
+    def replace(self, /, **changes: Any) -> "Config":
+        """The config with those fields changed: `config.replace(seed=3, training={"epochs": 1}, method="fbl")`.
 
-COMPUTED = tuple(f"training.{key}" for key in ("device", "workers", "threads", "cache", "compile", "graphs"))
-"""Keys that say how a run is computed: by more than rounding they do not decide what comes out."""
+        A section may be a dictionary of what changes in it. A method may also be a name, or a dictionary with one:
+        the name that it has keeps its fields, another comes with the coefficients published for the data set.
+        """
+        method, made = changes.pop("method", {}), self
+        with Problems() as problems:
+            with problems.collected():
+                made = build(self, changes)
+            with problems.collected():
+                made = build(made, {"method": _method(made, method)})
+        return made
+
+
+ADE20K_POD = {"pod_features": 0.001, "pod_logits": 0.00001}
+COEFFICIENTS: dict[str, dict[str, dict[str, float]]] = {
+    "ade20k": {
+        "mib": {"distillation": 1.0},
+        "plop": ADE20K_POD,
+        "plop-reference": ADE20K_POD,
+        "rcil": {"distillation": 5.0},
+        "rcil-reference": {"distillation": 5.0},
+        "fbl": {**ADE20K_POD, "proportion_step": 0.05},
+        "fbl-reference": {**ADE20K_POD, "proportion_step": 0.05},
+    }
+}
+"""What the published runs set differently for a data set, by method."""
+
+
+def method_for(data: str, name: str) -> Method:
+    """The method of that name with the coefficients of the published runs on that data set."""
+    return build(methods.find(name), COEFFICIENTS.get(data, {}).get(name, {}))
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -80,33 +109,49 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dict(plain(config))
 
 
+def _method(config: Config, value: Any) -> Any:
+    """The method that a config's section, or a name, stands for."""
+    value = {"name": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        return value
+    own = {key: part for key, part in value.items() if key != "name"}
+    name = value.get("name", methods.name_of(config.method))
+    known = name == methods.name_of(config.method)
+    return build(config.method if known else method_for(config.data.name, str(name)), own, "method.")
+
+
 def from_dict(values: Mapping[str, Any]) -> Config:
     """The config those values describe; what is left out has its default."""
-    values = dict(values)
-    section = values.get("method", {})
-    if not isinstance(section, Mapping):
-        raise UserError("method must be a section: [method] with name = ...")
-    method = methods.find(str(section.get("name", Finetune.name)))
-    own = {k: v for k, v in section.items() if k != "name"}
-    config: Config = _build(Config(), values | {"method": _build(method, own, "method.")}, "")
-    return config
+    return Config().replace(**values)
 
 
-def with_settings(config: Config, settings: Mapping[str, str]) -> Config:
-    """The config with `section.key` replaced by values written as in TOML; a bare word is a string."""
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The config with `section.key` replaced; a string is read as after --set: as TOML, a bare word as a string."""
+    own = {key: value for key, value in settings.items() if key.startswith("method.") and key != "method.name"}
+    if own and len(own) < len(settings):  # fields of the method that the other settings choose
+        return with_settings(with_settings(config, {k: v for k, v in settings.items() if k not in own}), own)
     values = to_dict(config)
-    for key, text in settings.items():
-        known = flat(values)
-        *path, last = key.split(".")
-        place: Any = values
-        for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        open_ended = path == ["model", "options"]
-        section = isinstance(place, dict) and isinstance(place.get(last), dict) and key != "model.options"
-        if not isinstance(place, dict) or (last not in place and not open_ended) or section:
-            raise unknown("key", key, known)
-        place[last] = _value(key, text, place.get(last))
-    return from_dict(values)
+    known, changes = flat(values), dict[str, Any]()
+    with Problems() as problems:
+        for key, value in settings.items():
+            with problems.collected():
+                *path, last = key.split(".")
+                place: Any = values
+                for part in path:
+                    place = place.get(part) if isinstance(place, dict) else None
+                open_ended = path == ["model", "options"]
+                section = isinstance(place, dict) and isinstance(place.get(last), dict) and key != "model.options"
+                if not isinstance(place, dict) or (last not in place and not open_ended) or section:
+                    raise unknown("key", key, known)
+                place[last] = _value(value, place.get(last)) if isinstance(value, str) else value
+                top, *below = [*path, last][:2]
+                if below:
+                    changes.setdefault(top, {})[below[0]] = values[top][below[0]]
+                else:
+                    changes[top] = values[top]
+        with problems.collected():
+            config = config.replace(**changes)
+    return config
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -117,7 +162,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def _value(key: str, text: str, present: Any) -> Any:
+def _value(text: str, present: Any) -> Any:
     if isinstance(present, str):
         return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
     try:
@@ -134,61 +179,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
-
-
-def _build(default: Any, values: Mapping[str, Any], where: str) -> Any:
-    """`default` with those values, each checked against the type of its field."""
-    hints = get_type_hints(type(default))
-    known = {f.name: hints[f.name] for f in fields(default)}
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            raise unknown("key", where + key, [where + k for k in known])
-        made[key] = _checked(value, known[key], where + key)
-    return replace(default, **made)
-
-
-def _checked(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type that `hint` asks for, or an error that says what was expected."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if isinstance(value, Mapping):
-            return _build(hint(), value, f"{where}.")
-    elif origin is Literal:
-        if value in arguments and isinstance(value, str):
-            return value
-        if isinstance(value, str):
-            raise unknown(f"value of {where}", value, arguments)
-    elif origin is tuple and isinstance(value, (list, tuple)):
-        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
-        if len(inner) == len(value):
-            return tuple(_checked(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, inner, strict=True)))
-    elif inspect.isclass(origin) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {str(k): _checked(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
-    elif origin in (Union, types.UnionType):
-        for option in arguments:
-            try:
-                return _checked(value, option, where)
-            except UserError:
-                continue
-    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value):
-        return float(value)
-    elif hint in (int, str, bool) and type(value) is hint:
-        return value
-    raise UserError(f"{where} = {json.dumps(value, default=str)}: expected {_words(hint)}.")
-
-
-def _words(hint: Any) -> str:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin is tuple:
-        some = "a list of" if arguments[-1] is Ellipsis else f"a list of {len(arguments)}:"
-        return f"{some} {_words(arguments[0])}"
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    return names.get(hint, "a section of keys" if is_dataclass(hint) else "another type")
 
 
 def to_toml(config: Config) -> str:

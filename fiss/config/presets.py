@@ -1,19 +1,17 @@
 """Ready-made configs: functions, so that one may be derived from another in plain Python."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fiss import methods
-from fiss.config.config import Config, parse_settings, read_toml, with_settings
+from fiss.config.config import Config, method_for, parse_settings, read_toml, with_settings
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import unknown
 from fiss.federation.spec import TaskSpec, WorldSpec
-from fiss.methods.base import Method
 from fiss.models.segmenter import ModelSpec
-from fiss.monitors.rules import RULES
 from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 PUBLISHED_NETWORK = ModelSpec(
@@ -142,27 +140,6 @@ def find(name: str) -> Config:
     return PRESETS[name]()
 
 
-ADE20K_POD = {"pod_features": 0.001, "pod_logits": 0.00001}
-COEFFICIENTS: dict[str, dict[str, dict[str, float]]] = {
-    "ade20k": {
-        "mib": {"distillation": 1.0},
-        "plop": ADE20K_POD,
-        "plop-reference": ADE20K_POD,
-        "rcil": {"distillation": 5.0},
-        "rcil-reference": {"distillation": 5.0},
-        "fbl": {**ADE20K_POD, "proportion_step": 0.05},
-        "fbl-reference": {**ADE20K_POD, "proportion_step": 0.05},
-    }
-}
-"""What the published runs set differently for a data set, by method."""
-
-
-def method_for(data: str, name: str) -> Method:
-    """The method of that name with the coefficients of the published runs on that data set."""
-    changes: dict[str, Any] = dict(COEFFICIENTS.get(data, {}).get(name, {}))
-    return replace(methods.find(name), **changes)
-
-
 def exact_label(config: Config) -> str | None:
     """The name that stands for exactly this method under this preset, such as fbl or fbl-without-pod; None if its
     fields were changed."""
@@ -187,22 +164,19 @@ def choose(
     what: str,
     method: str = "",
     ablate: Sequence[str] = (),
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     seed: int | None = None,
     base: Path | None = None,
     joint: bool = False,
     monitor: str = "",
 ) -> Config:
-    """A preset or a config file, changed as the command line asks."""
+    """A preset or a config file, changed as the command line asks; settings come last."""
     config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
-    if method:
-        config = replace(config, method=method_for(config.data.name, method))
+    changes = dict(settings if isinstance(settings, Mapping) else parse_settings(list(settings)))
+    named = {key: name for key, name in (("method.name", method), ("monitor.name", monitor)) if name}
+    own = {k: changes.pop(k) for k in list(changes) if k.startswith("method.") and k != "method.name"}
+    config = with_settings(config, named | changes)
     for part in ablate:
         config = replace(config, method=methods.ablate(config.method, part))
-    if monitor:
-        if monitor not in RULES:
-            raise unknown("monitor", monitor, RULES)
-        config = replace(config, monitor=replace(config.monitor, name=monitor))
-    config = with_settings(config, parse_settings(list(settings)))
-    changes = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
-    return replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+    given = {"seed": seed, "base": str(base) if base else None, "joint": joint or None}
+    return with_settings(config, own).replace(**{k: v for k, v in given.items() if v is not None})

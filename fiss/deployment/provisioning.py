@@ -18,11 +18,11 @@ from tempfile import gettempdir
 from typing import Any
 
 from fiss.config.config import Config, read_toml, to_toml
+from fiss.config.identity import with_absolute_paths
 from fiss.deployment.server import check
 from fiss.deployment.site_folder import TEMPLATE
 from fiss.errors import UserError
 from fiss.runs.folder import write_atomically
-from fiss.simulation.scenario import with_absolute_paths
 
 ADMIN = "admin@fiss.org"
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fiss.config.config import Config, flat, to_dict, to_toml
+from fiss.config.config import Config, to_toml
+from fiss.config.identity import differences
 from fiss.data.folder import load
 from fiss.data.index import build as build_index
 from fiss.data.label_maps import evaluation_table
@@ -88,8 +89,7 @@ def open_run(config: Config, out: Path) -> RunFolder:
     run = RunFolder.open(out, deployed=True)
     if not (out / "state.json").is_file():  # no round is finished: as it is now
         write_atomically(out / "config.toml", to_toml(config).encode())
-    began, now = flat(to_dict(run.config())), flat(to_dict(config))
-    if changed := [key for key in now if now[key] != began.get(key)]:
+    if changed := differences(run.config(), config, ignoring=()):  # all go by the run's own
         raise UserError(
             f"{out.parent / 'federation.toml'} was changed after the run began ({', '.join(changed)}); rounds would "
             "not belong together. Undo that, or begin a new federation."

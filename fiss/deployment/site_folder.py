@@ -4,19 +4,18 @@ New files, and new classes, simply appear. A file that is half written, or has n
 round.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
+import tomlkit
 import torch
 from numpy.typing import NDArray
 
+from fiss.config.section import build
 from fiss.data.dataset import FileSplit, files_by_stem, read_list
 from fiss.data.folder import read_classes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
@@ -63,16 +62,12 @@ weights = ""       # a local .safetensors file of the encoder, to compare new im
 
 def read_site(path: Path) -> SiteSpec:
     """A site file, checked."""
-    text = _parsed(path)
-    _check_keys(path, text)
-    if not text.get("data"):
+    spec = _parsed(path)
+    if not spec.data:
         raise UserError(f"{path}: data is missing: the folder with images/, masks/ and classes.txt.")
-    if not all(isinstance(name, str) for name in text.get("names", {}).values()):
-        raise UserError(f"{path}: [names] maps a class name of this site to one of the federation.")
-    for name in text.get("names", {}).values():
+    for name in spec.names.values():
         if name.strip().lower() in ("", "background"):
             raise UserError(f"{path}: [names] calls a class {name!r}; the background and nothing are no classes.")
-    spec = SiteSpec(**text)
     if spec.batch < 0 or spec.batch == 1:
         raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
     if spec.workers < 0:
@@ -83,29 +78,20 @@ def read_site(path: Path) -> SiteSpec:
         if not (root / needed).exists():
             raise UserError(f"{path}: data = {spec.data}: {root / needed} is not there.")
     own = read_classes(root / "classes.txt")
-    for name in text.get("names", {}):
+    for name in spec.names:
         if name not in own:
             raise unknown(f"class under [names] of {path.name}, where classes.txt is meant,", name, own)
-    return SiteSpec(**{**text, "data": str(root)})
+    return replace(spec, data=str(root))
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed(path: Path) -> SiteSpec:
+    """The site file with every key checked, nothing looked at."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return build(SiteSpec(""), tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: the site file is not there ({error}).") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, UserError) as error:
         raise UserError(f"{path}: {error}.") from error
-
-
-def _check_keys(path: Path, text: Mapping[str, Any]) -> None:
-    known = {f.name: f for f in fields(SiteSpec)}
-    for key, value in text.items():
-        if key not in known:
-            raise unknown("key of site.toml", key, known)
-        wanted = {"batch": int, "workers": int, "names": dict}.get(key, str)
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"{path}: {key} = {value!r}: expected {wanted.__name__}.")
 
 
 def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0) -> SiteSpec:
@@ -113,21 +99,16 @@ def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0)
     path = kit / "site.toml"
     if not path.is_file():
         raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
-    text = path.read_text(encoding="utf-8")
     root = data.expanduser().absolute()
     for needed in ("images", "masks", "classes.txt"):
         if not (root / needed).exists():
             raise UserError(f"--data {data}: {root / needed} is not there.")
-    _check_keys(path, _parsed(path))
+    _parsed(path)
     pick_device(device)
-    for key, value in (("data", str(root)), ("device", device), ("batch", batch), ("workers", workers)):
-        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        value_there = rf"""(?m)^{key} = ("(\\.|[^"\\\n])*"|'[^'\n]*'|\S+)"""
-        text, found = re.subn(value_there, line.replace("\\", r"\\"), text, count=1)
-        if not found and value != getattr(SiteSpec, key, None):
-            raise UserError(f"{path}: it has no line `{key} = ...` to change; write it by hand.")
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))  # keeps comments, and what else was written
+    document.update(data=str(root), device=device, batch=batch, workers=workers)
     part = path.with_name("site.toml.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_text(tomlkit.dumps(document), encoding="utf-8")
     spec = read_site(part)
     part.replace(path)
     return spec

@@ -4,10 +4,8 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
@@ -19,6 +17,7 @@ from fiss.deployment.server import JOB, RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
+from fiss.runs.lock import locked
 from fiss.simulation.on_flare import write_job
 
 if TYPE_CHECKING:
@@ -63,15 +62,9 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
     return run
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One supervisor at a time; the lock goes with the process, however that ends."""
-    with (folder / "federation.toml").open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{folder}: another `fiss federation run` is at work in it.") from error
-        yield
+def _alone(folder: Path) -> AbstractContextManager[None]:
+    """One supervisor at a time."""
+    return locked(folder / "federation.toml", f"{folder}: another `fiss federation run` is at work in it.")
 
 
 def _away() -> tuple[type[BaseException], ...]:

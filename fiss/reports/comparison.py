@@ -13,24 +13,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fiss.config.config import COMPUTED, Config, flat, to_dict
+from fiss.config.config import Config
+from fiss.config.identity import SAME_ROW, decided, differences, row_key
 from fiss.config.presets import label
 from fiss.errors import UserError
 from fiss.monitors.accuracy import by_client, replay, total
 from fiss.monitors.rules import RULES
 from fiss.runs.folder import RunFolder
-
-FREE = (
-    "seed",
-    "base",
-    "keep",
-    *COMPUTED,
-    "evaluation.every",
-    "data.root",
-    "model.weights",
-    "federation.private_names",
-)
-"""Keys in which runs of one row may differ."""
 
 
 @dataclass(frozen=True)
@@ -124,20 +113,14 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
     return found
 
 
-def row_key(config: Config) -> tuple[tuple[str, str], ...]:
-    """What runs of one row have in common."""
-    return tuple(sorted((k, str(v)) for k, v in flat(to_dict(config)).items() if k not in FREE))
-
-
 def labels(configs: Sequence[Config]) -> list[str]:
     """Each config's method; where two have the same, the keys in which they differ."""
     plain = [label(config) for config in configs]
     found = []
     for name, config in zip(plain, configs, strict=True):
-        twins = [flat(to_dict(c)) for c, other in zip(configs, plain, strict=True) if other == name]
-        own = flat(to_dict(config))
-        keys = [k for k in own if k not in FREE and len({str(twin.get(k)) for twin in twins}) > 1]
-        found.append(", ".join([name, *(f"{key} {own[key]}" for key in keys)]))
+        odd = differences(*(c for c, other in zip(configs, plain, strict=True) if other == name), ignoring=SAME_ROW)
+        own = decided(config, SAME_ROW)
+        found.append(", ".join([name, *(f"{key} {own[key]}" for key in odd if key in own)]))
     return found
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fiss.config.config import Config, flat, to_dict
+from fiss.config.identity import SAME_ROW, differences
 from fiss.config.presets import PRESETS, exact_label
 from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
-from fiss.reports.comparison import FREE, Comparison, cell
+from fiss.reports.comparison import Comparison, cell
 from fiss.runs.folder import RunFolder
 
 Runs = dict[str, list[list[dict[str, Any]]]]
@@ -67,7 +67,7 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
             notes.append(f"left out: {error}")
             continue
         label = exact_label(config)
-        odd = _differences(config, wanted)
+        odd = differences(wanted, config, ignoring=(*SAME_ROW, "method", "name", "joint", "evaluation.views"))
         if odd:
             hint = f" `fiss table {config.name}` is for it." if config.name in PRESETS and config.name != preset else ""
             notes.append(f"left out: {path} differs from {preset} in {', '.join(odd)}.{hint}")
@@ -83,14 +83,6 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
             seeds.add((label, config.seed))
             runs[label].append(ends)
     return dict(runs), notes
-
-
-def _differences(config: Config, wanted: Config) -> list[str]:
-    """Keys in which a run is not what the preset says, but for its method and for what does not matter here."""
-    own, theirs = (flat(to_dict(c)) for c in (config, wanted))
-    free = (*FREE, "joint", "evaluation.views", "evaluation.batch")
-    keys = [key for key in theirs if key not in free and not key.startswith(("method.", "name"))]
-    return [key for key in keys if str(own.get(key)) != str(theirs[key])]
 
 
 def _pair(ours: Sequence[float | None], theirs: float | None) -> str:

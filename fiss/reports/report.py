@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fiss.config.config import Config, flat, to_dict, to_toml
+from fiss.config.config import Config, to_toml
+from fiss.config.identity import SAME_ROW, differences, row_key
 from fiss.errors import UserError
 from fiss.progress import Progress
-from fiss.reports.comparison import FREE, cell, compare, labels, row_key
+from fiss.reports.comparison import cell, compare, labels
 from fiss.reports.figures import figure, grid, page, style, svg, table, tiles
 from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.reports.timeline import calendar, monitored
@@ -102,10 +103,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     rows = {row_key(run.config): run.config for run in runs}
     names = dict(zip(rows, labels(list(rows.values())), strict=True))
     runs = [replace(run, label=names[row_key(run.config)]) for run in runs]
-    plain = [flat(to_dict(run.config)) for run in runs]
-    odd = [k for k in (plain[0] if plain else ()) if not k.startswith("method.") and k not in (*FREE, "joint", "name")]
-    odd = [key for key in odd if len({str(values.get(key)) for values in plain}) > 1]
-    if odd:
+    if odd := differences(*(run.config for run in runs), ignoring=(*SAME_ROW, "method", "joint", "name")):
         notes.append(f"These runs differ in more than their method: {', '.join(odd)}.")
     return runs, notes
 

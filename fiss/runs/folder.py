@@ -11,33 +11,27 @@ that did not finish, and is cut off on resume.
     weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
 """
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fiss.config.config import Config, read_toml, to_dict, to_toml
+from fiss.config.config import Config, read_toml, to_toml
+from fiss.config.identity import config_digest
 from fiss.errors import UserError
 from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
+from fiss.runs.lock import locked
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
-NEWER: dict[str, tuple[str, ...]] = {
-    "training": ("compile", "graphs", "later_epochs", "horizon", "least_rate"),
-    "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
-    "federation": ("private_names", "largest", "quorum", "patience", "transfer"),
-    "monitor": (),
-}
-"""Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +85,10 @@ class RunFolder:
         """The config the run was started with."""
         return read_toml(self.path / "config.toml")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Only one process works in a run folder; the lock goes with the process, however that ends."""
-        with (self.path / "config.toml").open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"{self.path}: another process is working in it; wait for it, or stop it.") from error
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Only one process works in a run folder."""
+        message = f"{self.path}: another process is working in it; wait for it, or stop it."
+        return locked(self.path / "config.toml", message)
 
     # Splits
 
@@ -289,21 +278,6 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
-
-
-def config_digest(config: Config) -> str:
-    """Digest of all that decides the result; where and with how many processes a run is computed does not."""
-    values = to_dict(config)
-    for key in ("device", "workers", "cache"):
-        del values["training"][key]
-    plain = to_dict(Config())
-    for section, keys in NEWER.items():
-        for key in keys or list(values[section]):
-            if values[section][key] == plain[section][key]:
-                del values[section][key]
-        if not values[section]:
-            del values[section]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 from fiss.config.config import Config
+from fiss.config.identity import differences, with_absolute_paths
 from fiss.data.label_maps import evaluation_table
 from fiss.data.transforms import View
 from fiss.errors import UserError
@@ -20,7 +21,7 @@ from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
 from fiss.simulation.in_process import InProcessEngine
-from fiss.simulation.scenario import Scenario, open_scenario, with_absolute_paths
+from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.trainer import Trainer, build_trainer
 
@@ -147,8 +148,7 @@ def _base(scenario: Scenario) -> Snapshot:
     """The model after the first task of another run, if that run fits this one."""
     config = scenario.config
     folder = RunFolder.open(Path(config.base))
-    theirs = folder.config()
-    if replace(theirs.model, weights="") != replace(config.model, weights=""):
+    if any(key.startswith("model.") for key in differences(folder.config(), config, ignoring=("path",))):
         raise UserError(f"base = {config.base}: that run has another network than this one.")
     if folder.splits()["data"] != scenario.data_digest:
         raise UserError(f"base = {config.base}: that run has other images or labels than this one.")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fiss.config.config import Config, from_toml, read_toml, to_toml
+from fiss.config.identity import SAME_RUN, differences, with_absolute_paths
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Memory, Snapshot
@@ -28,7 +29,7 @@ from fiss.federation.wire import Message
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.scenario import open_scenario, with_absolute_paths
+from fiss.simulation.scenario import open_scenario
 
 
 def simulate(config: Config, out: Path, workers: int, progress: Progress) -> RunFolder:
@@ -36,8 +37,9 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
     if importlib.util.find_spec("nvflare") is None:
         raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
     config = with_absolute_paths(config)
-    if (out / "config.toml").is_file() and RunFolder.open(out).config() != config:
-        raise UserError(f"{out} holds a run with other settings; --out names another folder.")
+    there = RunFolder.open(out).config() if (out / "config.toml").is_file() else config
+    if odd := differences(there, config, ignoring=SAME_RUN):
+        raise UserError(f"{out} holds a run with other settings ({', '.join(odd)}); --out names another folder.")
     open_scenario(config, progress)  # what is wrong with it is said here, and not in a log
     with TemporaryDirectory(prefix="fiss-flare-") as folder:
         place = Path(folder)

@@ -1,10 +1,9 @@
 """A config with everything it needs opened and checked: the data, the world that is drawn from it, the readers."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,19 +229,4 @@ def _steps(config: Config, plan: Plan, start: int = 0) -> int:
         round_plan.steps if round_plan.steps is not None else of(plan.stage(client, round_plan.round)[1], client)
         for round_plan in plan.round_plans[start:]
         for client in round_plan.selected
-    )
-
-
-def with_absolute_paths(config: Config) -> Config:
-    """The config with its paths made absolute, so that it means the same from any folder."""
-
-    def absolute(text: str) -> str:
-        return str(Path(text).expanduser().absolute()) if text else text
-
-    weights = config.model.weights
-    return replace(
-        config,
-        base=absolute(config.base),
-        data=replace(config.data, root=absolute(config.data.root)),
-        model=replace(config.model, weights=absolute(weights) if weights.endswith(".safetensors") else weights),
     )

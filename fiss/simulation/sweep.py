@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
 
 from fiss import methods
-from fiss.config.config import COMPUTED, Config, flat, to_dict, to_toml
-from fiss.config.presets import method_for
+from fiss.config.config import Config, to_toml
+from fiss.config.identity import differences
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.runs.folder import RunFolder
+from fiss.runs.lock import locked
 from fiss.simulation.scenario import is_announced
 
 PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
@@ -81,8 +83,7 @@ def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path, 
 def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: bool) -> Job:
     joint = name == "joint"
     plain, _, part = name.partition("-without-")
-    own = joint or plain == methods.name_of(preset.method)  # a config file may have its own fields for one method
-    method = preset.method if own else method_for(preset.data.name, plain)
+    method = preset.method if joint else preset.replace(method=plain).method
     method = methods.ablate(method, part) if part else method
     announced = is_announced(replace(preset, joint=joint))
     alone = joint or name == BASE or not announced or not (share or _first_task_is_plain(method))
@@ -155,27 +156,27 @@ def check(jobs: Sequence[Job]) -> None:
             )
         if not (job.folder / "config.toml").is_file():
             continue
-        there, wanted = (_plain(config) for config in (RunFolder.open(job.folder).config(), job.config))
-        odd = [key for key in wanted if there.get(key) != wanted[key]]
-        if odd:
+        there = RunFolder.open(job.folder).config()
+        if there.base and job.base:  # the folder of a sweep may have been moved since
+            there = replace(there, base=job.config.base)
+        if odd := differences(there, job.config):
             raise UserError(
                 f"{job.folder} holds a run with other settings ({', '.join(odd)}); --out names another folder."
             )
 
 
-def _plain(config: Config) -> dict[str, object]:
-    """Settings that decide the result by more than rounding; paths may be written in two ways."""
-    values = {key: value for key, value in flat(to_dict(config)).items() if key not in COMPUTED}
-    values["base"] = bool(values["base"])
-    for key in ("data.root", "model.weights"):
-        text = values[key]
-        if key == "data.root" or text.endswith(".safetensors"):
-            values[key] = str(Path(text).expanduser().absolute()) if text else text
-    return values
-
-
 def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus]], None]) -> Iterator[JobStatus]:
     """Run all jobs, `parallel` at a time; gives each as it ends. `tell` hears of all of them again and again."""
+    with ExitStack() as stack:
+        for folder in {job.folder.parent for job in jobs}:
+            mark = folder / ".sweep" / "lock"
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            stack.enter_context(locked(mark, f"{folder}: another sweep is at work in it; --out names another folder."))
+        yield from _play(jobs, parallel, tell)
+
+
+def _play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus]], None]) -> Iterator[JobStatus]:
     board = {job.folder: JobStatus(job) for job in jobs}
     for status in board.values():
         if (status.job.folder / "state.json").is_file() and RunFolder.open(status.job.folder).finished():
@@ -222,7 +223,6 @@ def _has_first_task(job: Job) -> bool:
 
 
 def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
-    _log(job).parent.mkdir(parents=True, exist_ok=True)
     if (job.folder / "config.toml").is_file():
         words = ["resume", str(job.folder)]
     else:
