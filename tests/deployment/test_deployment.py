@@ -191,10 +191,10 @@ def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_p
         ("batch = 4", "data is missing"),
         ("data = 'nowhere'", "images is not there"),
         ("data = 'a'\nbatch = 1", "must be 2 or more"),
-        ("data = 'a'\nbatch = '4'", "expected int"),
+        ("data = 'a'\nbatch = '4'\nworker = 2", "batch = \"4\": expected a whole number.\nUnknown key 'worker'"),
         ("data = 'a'\nworkers = -1", "must be 0 or more"),
-        ("data = 'a'\nworkers = 'all'", "expected int"),
-        ("data = 'a'\n[names]\ndisc = 3", "maps a class name"),
+        ("data = 'a'\nworkers = true", "expected a whole number"),
+        ("data = 'a'\n[names]\ndisc = 3", "names.disc = 3: expected a string"),
         ("data = 'a'\n[names]\ndisk = 'x'", "Did you mean 'disc'"),
         ("data = ", "site.toml"),
     ],
@@ -484,10 +484,13 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     for _ in range(2):
         spec = write_site(kit, tmp_path / "my data", "cpu", 4)
         assert (spec.data, spec.batch) == (str(tmp_path / "my data"), 4)
-    (kit / "site.toml").write_text(TEMPLATE.replace("workers = 0", ""))  # of a kit that is older than this key
-    assert write_site(kit, tmp_path / "my data", "cpu", 4).workers == 0
-    with pytest.raises(UserError, match=r"no line `workers = \.\.\.`"):
-        write_site(kit, tmp_path / "my data", "cpu", 4, workers=2)
+    named = TEMPLATE.replace("workers = 0", "") + f"{DATA.classes[0]} = 'liver'\n"  # of a kit older than this key
+    (kit / "site.toml").write_text(named)
+    spec = write_site(kit, tmp_path / "my data", "cpu", 4, workers=2)
+    assert (spec.workers, spec.names) == (2, {DATA.classes[0]: "liver"})
+    text = (kit / "site.toml").read_text()
+    assert "# images per step; 0: as the federation says" in text
+    assert text.index("workers = 2") < text.index("[names]  ")
     (kit / "site.toml").write_text(TEMPLATE)
     assert write_site(kit, tmp_path / "my data", "cpu", 4, workers=2).workers == 2
     holdings = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), Progress())
