@@ -1,4 +1,4 @@
-"""When two runs are the same: one table of what each key decides, and what follows from it for whoever asks.
+"""When two runs are the same: one table of what each key decides.
 
 A run that goes on must be the same to the bit; a sweep finds its runs again if they would give the same result but for
 rounding; runs that are put into one row of a table may also differ in their seed, in where things lie and in what is

@@ -1,5 +1,8 @@
-"""How a section is checked: values from a file or a command line become a frozen dataclass, nothing converted but a
-list into a tuple and a whole number into a float, and all that is wrong is said at once."""
+"""How a section of a config is checked: all that is wrong with it is said at once.
+
+Values from a file, a command line or Python become a frozen dataclass. Types are strict: nothing is converted but a
+list into a tuple and a whole number into a float.
+"""
 
 import inspect
 import json
