@@ -23,7 +23,7 @@ from fiss.config import presets
 from fiss.config.config import Config
 from fiss.deployment import provisioning
 from fiss.deployment.server import SiteClient
-from fiss.deployment.site_folder import read_site
+from fiss.deployment.site_config import read_site
 from fiss.deployment.supervisor import standing
 from fiss.federation import wire
 from fiss.federation.messages import Order

@@ -57,7 +57,8 @@ def site_(
     from rich.console import Console
 
     from fiss.cli.display import Display
-    from fiss.deployment.site_folder import describe, write_site
+    from fiss.deployment.site_config import write_site
+    from fiss.deployment.site_folder import describe
 
     with Display(Console()) as display:
         spec = write_site(kit, data, device, batch, workers)

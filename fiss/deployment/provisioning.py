@@ -20,7 +20,7 @@ from typing import Any
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import with_absolute_paths
 from fiss.deployment.server import check
-from fiss.deployment.site_folder import TEMPLATE
+from fiss.deployment.site_config import TEMPLATE
 from fiss.errors import UserError
 from fiss.runs.folder import write_atomically
 

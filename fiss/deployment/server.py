@@ -20,7 +20,8 @@ from fiss.data.folder import load
 from fiss.data.index import build as build_index
 from fiss.data.label_maps import evaluation_table
 from fiss.data.transforms import ScoredImages
-from fiss.deployment.site_folder import SiteFolder, SiteSpec
+from fiss.deployment.site_config import SiteSpec
+from fiss.deployment.site_folder import SiteFolder
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.boundaries import Discovery

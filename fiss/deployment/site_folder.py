@@ -4,114 +4,22 @@ New files, and new classes, simply appear. A file that is half written, or has n
 round.
 """
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-import tomlkit
 import torch
 from numpy.typing import NDArray
 
-from fiss.config.section import build
 from fiss.data.dataset import FileSplit, files_by_stem, read_list
 from fiss.data.folder import read_classes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
-from fiss.errors import UserError, unknown
+from fiss.deployment.site_config import SiteSpec
+from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 from fiss.training.batches import Reader
-from fiss.training.device import pick_device
-
-
-@dataclass(frozen=True)
-class SiteSpec:
-    """site.toml: what a site has and where."""
-
-    data: str
-    """A folder with images/, masks/ and classes.txt (one name per line; the first is mask id 1)."""
-    device: str = "auto"
-    """auto: the GPU if there is one; or cpu, cuda, cuda:1."""
-    batch: int = 0
-    """Images per step; 0: as the federation says."""
-    workers: int = 0
-    """Processes that read images ahead; 0: none, images are read between steps."""
-    weights: str = ""
-    """A local .safetensors file of the encoder, to compare new images with; empty: as the federation says."""
-    key: str = ""
-    """A secret that the sites share and the server does not know: class names then travel as keyed hashes."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What the federation calls a class, where the site calls it something else."""
-
-
-TEMPLATE = """\
-# This site: what it has and where. Nothing of it is sent.
-data = "DATA"      # a folder with images/, masks/ and classes.txt (one name per line; the first is mask id 1)
-device = "auto"    # or cpu, cuda, cuda:1
-batch = 0          # images per step; 0: as the federation says
-workers = 0        # processes that read images ahead; where there is a GPU, a few keep it busy
-key = ""           # a secret that the sites share and the server does not know: class names then travel as hashes
-weights = ""       # a local .safetensors file of the encoder, to compare new images with
-
-[names]            # what the federation calls a class, where this site calls it something else
-# "Leber" = "liver"
-"""
-
-
-def read_site(path: Path) -> SiteSpec:
-    """A site file, checked."""
-    spec = _parsed(path)
-    if not spec.data:
-        raise UserError(f"{path}: data is missing: the folder with images/, masks/ and classes.txt.")
-    for name in spec.names.values():
-        if name.strip().lower() in ("", "background"):
-            raise UserError(f"{path}: [names] calls a class {name!r}; the background and nothing are no classes.")
-    if spec.batch < 0 or spec.batch == 1:
-        raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
-    if spec.workers < 0:
-        raise UserError(f"{path}: workers = {spec.workers}: must be 0 or more.")
-    root = Path(spec.data).expanduser()
-    root = root if root.is_absolute() else path.parent / root
-    for needed in ("images", "masks", "classes.txt"):
-        if not (root / needed).exists():
-            raise UserError(f"{path}: data = {spec.data}: {root / needed} is not there.")
-    own = read_classes(root / "classes.txt")
-    for name in spec.names:
-        if name not in own:
-            raise unknown(f"class under [names] of {path.name}, where classes.txt is meant,", name, own)
-    return replace(spec, data=str(root))
-
-
-def _parsed(path: Path) -> SiteSpec:
-    """The site file with every key checked, nothing looked at."""
-    try:
-        return build(SiteSpec(""), tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(f"{path}: the site file is not there ({error}).") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, UserError) as error:
-        raise UserError(f"{path}: {error}.") from error
-
-
-def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0) -> SiteSpec:
-    """A kit's site file, checked; names that were given before stay."""
-    path = kit / "site.toml"
-    if not path.is_file():
-        raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
-    root = data.expanduser().absolute()
-    for needed in ("images", "masks", "classes.txt"):
-        if not (root / needed).exists():
-            raise UserError(f"--data {data}: {root / needed} is not there.")
-    _parsed(path)
-    pick_device(device)
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))  # keeps comments, and what else was written
-    document.update(data=str(root), device=device, batch=batch, workers=workers)
-    part = path.with_name("site.toml.part")
-    part.write_text(tomlkit.dumps(document), encoding="utf-8")
-    spec = read_site(part)
-    part.replace(path)
-    return spec
 
 
 def describe(spec: SiteSpec, progress: Progress) -> list[str]:

@@ -154,7 +154,7 @@ def serve(transport: Any, out: str, until: int) -> None:
 def attend(folder: Path, config: str) -> Callable[[Message], Message]:
     """At a site that owns its data: a function that answers for it."""
     from fiss.deployment.server import SiteClient
-    from fiss.deployment.site_folder import read_site
+    from fiss.deployment.site_config import read_site
 
     return SiteClient(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), LogProgress())
 

@@ -20,7 +20,8 @@ from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import provisioning, server, supervisor
 from fiss.deployment.server import ServerEvaluator, SiteClient, lead, open_run
-from fiss.deployment.site_folder import TEMPLATE, SiteFolder, read_site, write_site
+from fiss.deployment.site_config import TEMPLATE, read_site, write_site
+from fiss.deployment.site_folder import SiteFolder
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply, Snapshot

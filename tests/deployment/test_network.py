@@ -19,7 +19,7 @@ from ports import free_port
 
 from fiss.deployment import provisioning, supervisor
 from fiss.deployment.server import SiteClient, lead, numbers, open_run
-from fiss.deployment.site_folder import read_site
+from fiss.deployment.site_config import read_site
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder

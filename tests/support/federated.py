@@ -12,7 +12,7 @@ from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment.server import SiteClient
-from fiss.deployment.site_folder import read_site
+from fiss.deployment.site_config import read_site
 from fiss.federation import wire
 from fiss.federation.spec import FederationSpec
 from fiss.methods import find
