@@ -22,9 +22,9 @@ from PIL import Image
 from fiss.config import presets
 from fiss.config.config import Config
 from fiss.deployment import provisioning
-from fiss.deployment.server import SiteClient
+from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import read_site
-from fiss.deployment.supervisor import standing
+from fiss.deployment.supervisor import finished_rounds
 from fiss.federation import wire
 from fiss.federation.messages import Order
 from fiss.labels import LabelSpace
@@ -94,7 +94,7 @@ def _measure(place: Path, tiny: bool, transfer: str, port: int) -> tuple[int, li
         words = ["-m", "fiss", "federation", "run", str(folder), "--rounds", rounds, "--sites", str(len(SITES))]
         began = time.monotonic()
         subprocess.run([sys.executable, *words], check=True, env=environment)
-        print(f"{time.monotonic() - began:.0f} s in all, {standing(RunFolder(folder / 'run'))['rounds']} rounds")
+        print(f"{time.monotonic() - began:.0f} s in all, {finished_rounds(RunFolder(folder / 'run'))} rounds")
     finally:
         _kill(folder)
     records = RunFolder(folder / "run").records("rounds.jsonl")[1:]  # the first also loads everything
@@ -105,13 +105,13 @@ def _alone(folder: Path, config: Config) -> float:
     """Seconds in which a site trains for a round, with nothing else on the machine; reading and writing its message is
     in it."""
     kit = folder / "kits" / SITES[0]
-    desk = SiteClient(folder / "alone", config, read_site(kit / "site.toml"), Progress())
+    client = SiteClient(folder / "alone", config, read_site(kit / "site.toml"), Progress())
     space = LabelSpace(((), ("thing",)))
     weights = build(config.model, space.sizes, 0).weights()
     message = wire.from_order(Order(0, 0, space, weights, None), transfer=config.federation.transfer)
-    desk(message)
+    client(message)
     began = time.monotonic()
-    desk(message)
+    client(message)
     return time.monotonic() - began
 
 

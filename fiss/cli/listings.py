@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +15,9 @@ from fiss.data.index import all_problems, build, missing_classes
 from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.methods import METHODS
 from fiss.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from fiss.deployment.supervisor import FederationStatus
 
 
 def preset_table() -> Table:
@@ -74,28 +77,28 @@ def closing(out: Path) -> Iterator[Table | str]:
         yield f"{escape(str(out / name))}  [dim]{what}[/]"
 
 
-def federation_table(known: dict[str, Any]) -> Table:
+def federation_table(status: "FederationStatus") -> Table:
     """Where a federation stands."""
-    last, job, there = known["last"], known["job"], known["there"]
-    table = Table(title=str(known["folder"]), show_header=False, title_justify="left")
-    stopping = ", ending after this round" if known["stopping"] else ""
-    table.add_row("rounds finished", f"{known['rounds']}{stopping}")
-    table.add_row("classes", escape(", ".join(last.get("classes", ()))) or "none yet")
-    for name in known["sites"]:
-        parts = ["not reached" if there is None else "connected" if name in there else "not connected"]
-        parts += ["in the present job" if name in job.get("sites", ()) and name not in job["missing"] else ""]
-        took = [r["round"] + 1 for r in known["records"] if name in [reply["site"] for reply in r["replies"]]]
+    from fiss.deployment.supervisor import describe_round
+
+    last, job, connected = status.rounds[-1] if status.rounds else None, status.job, status.connected
+    table = Table(title=str(status.folder), show_header=False, title_justify="left")
+    stopping = ", ending after this round" if status.stopping else ""
+    table.add_row("rounds finished", f"{len(status.rounds)}{stopping}")
+    table.add_row("classes", escape(", ".join(last["classes"] if last else ())) or "none yet")
+    for name in status.project.sites:
+        parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
+        parts += ["in the present job" if name in job.sites and name not in job.missing else ""]
+        took = [r["round"] + 1 for r in status.rounds if name in [reply["site"] for reply in r["replies"]]]
         parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
         table.add_row(name, ", ".join(part for part in parts if part))
-    moved = [(r["round"] + 1, r["transitions"]) for r in known["records"] if r["transitions"]]
+    moved = [(r["round"] + 1, r["transitions"]) for r in status.rounds if r["transitions"]]
     table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
     if last:
-        from fiss.deployment.supervisor import line
-
-        table.add_row("last round", escape(line(last)))
-    for record in known["scores"]:
-        best = [f"{name} {value:.1f}" for name, value in record["iou"].items() if value is not None]
-        table.add_row(f"mIoU after round {record['round'] + 1}", escape(f"{record['miou']:.1f}: {', '.join(best)}"))
-    if there is None:
-        table.add_row("server", f"{known['server']}:{known['port']} does not answer")
+        table.add_row("last round", escape(describe_round(last)))
+    if score := status.score:
+        ious = ", ".join(f"{name} {value:.1f}" for name, value in score["iou"].items() if value is not None)
+        table.add_row(f"mIoU after round {score['round'] + 1}", escape(f"{score['miou']:.1f}: {ious}"))
+    if connected is None:
+        table.add_row("server", f"{status.project.server}:{status.project.port} does not answer")
     return table

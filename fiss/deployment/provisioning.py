@@ -5,32 +5,44 @@ project.yml       who takes part, for FLARE      provision/     FLARE's own, wit
 run/              the run folder, once it runs
 """
 
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import gettempdir
-from typing import Any
 
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import with_absolute_paths
 from fiss.deployment.server import check
 from fiss.deployment.site_config import TEMPLATE
 from fiss.errors import UserError
+from fiss.flare.job import allow_classes, require_flare
 from fiss.runs.folder import write_atomically
 
 ADMIN = "admin@fiss.org"
+RESOURCES = Path("local") / "resources.json"
+"""In each kit: what FLARE may build and where it keeps what."""
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Project:
+    """Who takes part in a federation."""
+
+    server: str
+    port: int
+    """The server's; the next one is the administrator's."""
+    sites: Sequence[str]
 
 
 def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: int) -> list[Path]:
     """A new federation; gives the kits."""
-    _needs_flare()
+    require_flare()
     check(config)
     config = with_absolute_paths(config)  # the server works in a folder of its own
     if config.data.root and not Path(config.data.root).is_dir():
@@ -43,34 +55,30 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
     head = "# A federation's config. [data], [tasks] and most of [world] are for simulations: here the sites'\n"
     head += "# folders say which images and classes there are.\n"
     write_atomically(folder / "federation.toml", (head + text).encode())
-    _write_project(folder, server, sites, port)
+    _write_project(folder, Project(server, port, sites))
     return _provision(folder, [server, *sites, ADMIN])
 
 
 def add(folder: Path, site: str) -> Path:
     """One more site, with a kit of the same federation."""
-    _needs_flare()
+    require_flare()
     project = read_project(folder)
-    _check_names([project["server"], *project["sites"], site])
-    _write_project(folder, project["server"], [*project["sites"], site], project["port"])
+    _check_names([project.server, *project.sites, site])
+    _write_project(folder, replace(project, sites=[*project.sites, site]))
     try:
         return _provision(folder, [site])[0]
     except UserError:
-        _write_project(folder, project["server"], project["sites"], project["port"])
+        _write_project(folder, project)
         raise
 
 
-def read_project(folder: Path) -> dict[str, Any]:
-    """Server, sites and port."""
+def read_project(folder: Path) -> Project:
+    """Who takes part in the federation of that folder."""
     try:
         project = json.loads((folder / "project.yml").read_bytes())
         people = project["participants"]
         server = next(p for p in people if p["type"] == "server")
-        return {
-            "server": server["name"],
-            "port": server["fed_learn_port"],
-            "sites": [p["name"] for p in people if p["type"] == "client"],
-        }
+        return Project(server["name"], server["fed_learn_port"], [p["name"] for p in people if p["type"] == "client"])
     except (OSError, ValueError, KeyError, StopIteration) as error:
         raise UserError(f"{folder}: not a federation made by `fiss federation init` ({error}).") from error
 
@@ -87,11 +95,6 @@ def config_of(folder: Path) -> Config:
     return config
 
 
-def _needs_flare() -> None:
-    if importlib.util.find_spec("nvflare") is None:
-        raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
-
-
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name):
@@ -100,13 +103,13 @@ def _check_names(names: Sequence[str]) -> None:
         raise UserError(f"{', '.join(names)}: every name once.")
 
 
-def _write_project(folder: Path, server: str, sites: Sequence[str], port: int) -> None:
+def _write_project(folder: Path, content: Project) -> None:
     """In JSON, which is YAML."""
-    impl = "nvflare.lighter.impl"
+    impl, server, port = "nvflare.lighter.impl", content.server, content.port
     point = {"sp_end_point": f"{server}:{port}:{port + 1}"}
     agent = {"path": "nvflare.ha.dummy_overseer_agent.DummyOverseerAgent", "overseer_exists": False, "args": point}
     people = [{"name": server, "type": "server", "org": "fiss", "fed_learn_port": port, "admin_port": port + 1}]
-    people += [{"name": site, "type": "client", "org": "fiss"} for site in sites]
+    people += [{"name": site, "type": "client", "org": "fiss"} for site in content.sites]
     people += [{"name": ADMIN, "type": "admin", "org": "fiss", "role": "project_admin"}]
     project = {
         "api_version": 3,
@@ -128,16 +131,8 @@ def _write_project(folder: Path, server: str, sites: Sequence[str], port: int) -
 
 def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
     """Let FLARE make the kits, and take over those of that name."""
-    words = [
-        "-m",
-        "nvflare.cli",
-        "provision",
-        "--force",
-        "-p",
-        str(folder / "project.yml"),
-        "-w",
-        str(folder / "provision"),
-    ]
+    words = ["-m", "nvflare.cli", "provision", "--force", "-p", str(folder / "project.yml")]
+    words += ["-w", str(folder / "provision")]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     made = sorted((folder / "provision" / "fiss").glob("prod_*"))
     if done.returncode or not made:
@@ -158,10 +153,7 @@ def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
 def _furnish(kit: Path) -> None:
     """What FLARE's defaults lack: our classes are allowed, jobs have a place of their own, logs stay, and a new job
     starts at once; for a site its site.toml."""
-    default = kit / "local" / "resources.json.default"
-    resources = json.loads(default.read_bytes())
-    if "class_allow_list" in resources:
-        resources["class_allow_list"] = ["fiss.flare.transport", *resources["class_allow_list"]]
+    resources = allow_classes(json.loads((kit / "local" / "resources.json.default").read_bytes()))
     own = Path(gettempdir()) / f"fiss-{token_hex(8)}"  # FLARE's default is one place for all on a machine
     if "snapshot_persistor" in resources:
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(own / "snapshots")
@@ -173,7 +165,7 @@ def _furnish(kit: Path) -> None:
             part["args"]["uri_root"] = str(own / "jobs")
         if part["id"] == "job_scheduler":
             part["args"] = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
-    write_atomically(kit / "local" / "resources.json", json.dumps(resources, indent=1).encode())
+    write_atomically(kit / RESOURCES, json.dumps(resources, indent=1).encode())
     if (kit / "startup" / "fed_client.json").is_file():
         rules = json.loads((kit / "local" / "authorization.json.default").read_bytes())
         every = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")

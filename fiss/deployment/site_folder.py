@@ -41,8 +41,8 @@ class FolderContents:
     images: range
     labelled: tuple[int, ...]
     """Ids that some mask shows."""
-    mark: int
-    """Checksum of the files."""
+    checksum: int
+    """Of the files."""
 
 
 class SiteFolder:
@@ -51,9 +51,9 @@ class SiteFolder:
     def __init__(self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, progress: Progress) -> None:
         self.spec, self.augment, self.device, self.progress = spec, augment, device, progress
         self.root = Path(spec.data)
-        self._seen: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
-        self._told: set[str] = set()
-        self._mark: int | None = None
+        self._checked: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
+        self._reported: set[str] = set()
+        self._checksum: int | None = None
         self.readers = self._readers(FileSplit("train", (), (), ()))
 
     def rescan(self) -> FolderContents:
@@ -69,31 +69,31 @@ class SiteFolder:
                 shown |= found[0]
                 good.append(stem)
                 sums.append(found[1])
-        mark = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
-        if mark != self._mark:
+        checksum = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
+        if checksum != self._checksum:
             split = FileSplit("train", tuple(good), tuple(images[s] for s in good), tuple(masks[s] for s in good))
-            self.readers, self._mark = self._readers(split), mark
+            self.readers, self._checksum = self._readers(split), checksum
         names = tuple(self.spec.names.get(name, name) for name in classes)
         labelled = tuple(i for i in range(1, len(classes) + 1) if shown[i])
-        return FolderContents(names, range(len(good)), labelled, mark)
+        return FolderContents(names, range(len(good)), labelled, checksum)
 
     def _check_file(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
         """Which ids a mask shows, and a checksum of both files; None if they cannot be read yet."""
         try:
             stats = image.stat(), mask.stat()
             key = (stem, stats[0].st_size, stats[0].st_mtime_ns, stats[1].st_size, stats[1].st_mtime_ns)
-            if key not in self._seen:
+            if key not in self._checked:
                 _, ids = FileSplit("train", (stem,), (image,), (mask,)).read(0)
                 shown = np.bincount(ids.ravel(), minlength=256) > 0
                 if wrong := [int(i) for i in np.nonzero(shown)[0] if classes < i < IGNORE]:
                     raise UserError(f"{mask}: mask ids {wrong} are not in classes.txt, which has {classes} names.")
-                self._seen[key] = shown, crc32(mask.read_bytes(), crc32(image.read_bytes()))
+                self._checked[key] = shown, crc32(mask.read_bytes(), crc32(image.read_bytes()))
         except (UserError, OSError) as error:
-            if str(error) not in self._told:
+            if str(error) not in self._reported:
                 self.progress.notice(f"left for the next round: {error}")
-                self._told.add(str(error))
+                self._reported.add(str(error))
             return None
-        return self._seen[key]
+        return self._checked[key]
 
     def _readers(self, split: FileSplit) -> tuple[Reader, Reader]:
         pin = self.device.type == "cuda"

@@ -4,8 +4,9 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
-import json
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
@@ -13,24 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from fiss.config.config import to_toml
 from fiss.deployment import provisioning
-from fiss.deployment.server import JOB, RENEW, STOP, ServerEvaluator, open_run
+from fiss.deployment.provisioning import Project
+from fiss.deployment.server import JOB, RENEW, STOP, JobStatus, ServerEvaluator, open_run
 from fiss.errors import UserError
+from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
-from fiss.simulation.on_flare import write_job
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
 
-FRESH = 40.0
-"""Seconds since a site was last heard of after which it does not count as there."""
+RECENT = 40.0
+"""Seconds since a site was last heard of after which it does not count as connected."""
 FIRST_WAIT, LONGEST_WAIT = 5.0, 3600.0
 
 
 def supervise(folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
     `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
+    require_flare()
+    from fiss.flare.admin import AWAY
+
     config = provisioning.config_of(folder)
     if config.data.root:
         ServerEvaluator(config, progress)  # what is wrong with the server's images is said here, and not in a log
@@ -38,21 +43,20 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
     with _alone(folder):
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
-        trouble, said, series = 0.0, "", _Series(folder, run, rounds, least, progress)
-        while not _done(run, rounds):
-            before, problem = standing(run)["rounds"], ""
+        jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress), 0.0, ""
+        while not (run.path / STOP).exists() and (before := finished_rounds(run)) < rounds:
             try:
-                problem = series.one_job()
-            except _away() as error:
+                problem = jobs.run_job()
+            except AWAY as error:  # it may come back
                 problem = f"waiting for the server ({type(error).__name__})"
-            if standing(run)["rounds"] > before:
-                trouble = 0.0
+            if finished_rounds(run) > before:
+                stalled_since = 0.0
             else:  # also if a job ended well, because none of its sites answered
-                trouble, problem = trouble or monotonic(), problem or "no site answers"
-            if problem and problem != said:
+                stalled_since, problem = stalled_since or monotonic(), problem or "no site answers"
+            if problem and problem != shown:
                 progress.notice(problem)
-            said = problem
-            if trouble and monotonic() - trouble > patience:
+            shown = problem
+            if stalled_since and monotonic() - stalled_since > patience:
                 raise UserError(
                     f"{folder}: no progress for {patience:.0f} s ({problem}). Start server and sites "
                     "(startup/start.sh in their kits) and give the same command again; nothing is lost."
@@ -65,13 +69,6 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
 def _alone(folder: Path) -> AbstractContextManager[None]:
     """One supervisor at a time."""
     return locked(folder / "federation.toml", f"{folder}: another `fiss federation run` is at work in it.")
-
-
-def _away() -> tuple[type[BaseException], ...]:
-    """What FLARE raises when the server cannot be reached; it may come back."""
-    from fiss.flare.admin import AWAY
-
-    return AWAY
 
 
 def stop(folder: Path) -> None:
@@ -87,123 +84,119 @@ def stop(folder: Path) -> None:
     write_atomically(folder / "run" / STOP, b"")
 
 
-def _done(run: RunFolder, rounds: int) -> bool:
-    return (run.path / STOP).exists() or standing(run)["rounds"] >= rounds
+def finished_rounds(run: RunFolder) -> int:
+    """How many rounds count."""
+    return len(run.records("rounds.jsonl", finished=True))
 
 
-def standing(run: RunFolder) -> dict[str, Any]:
-    """How far it is: the rounds that count, as many as there are, and who is in the present job."""
-    records: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError, KeyError):  # none yet; what lies beyond the length is being written
-        length = int(json.loads((run.path / "state.json").read_bytes())["lengths"]["rounds.jsonl"])
-        text = (run.path / "rounds.jsonl").read_bytes()[:length].decode()
-        records = [json.loads(line) for line in text.split("\n") if line]
-    last = records[-1] if records else {}
-    return {"rounds": len(records), "last": last, "job": _present(run), "records": records}
+@dataclass(frozen=True)
+class FederationStatus:
+    """All there is to know of a federation."""
+
+    folder: Path
+    project: Project
+    connected: Mapping[str, float] | None
+    """Sites that the server sees now, and when each was last heard of; None if it does not answer."""
+    rounds: Sequence[Mapping[str, Any]]
+    """Records of the finished ones."""
+    job: JobStatus
+    score: Mapping[str, Any] | None
+    """Record of the last one."""
+    stopping: bool
 
 
-def _present(run: RunFolder) -> dict[str, Any]:
-    """The present job: its sites, and who is missing since when; empty if none has begun."""
-    try:
-        return dict(json.loads((run.path / JOB).read_bytes()))
-    except (OSError, ValueError):
-        return {}
-
-
-def survey(folder: Path) -> dict[str, Any]:
-    """All there is to know: of the run, and of the sites that the server sees now."""
+def survey(folder: Path) -> FederationStatus:
+    """Of the run, and of the sites that the server sees now."""
     project = provisioning.read_project(folder)
     try:
         from fiss.flare.admin import Admin
 
         with Admin(provisioning.admin_kit(folder), 10.0) as admin:
-            there: dict[str, float] | None = _there(admin)
+            connected: dict[str, float] | None = _connected(admin)
     except Exception:  # no server, no FLARE: the run folder still says where it stands
-        there = None
-    run = folder / "run"
-    return {
-        "folder": folder,
-        **project,
-        **standing(RunFolder(run)),
-        "there": there,
-        "scores": RunFolder(run).records("scores.jsonl")[-1:],
-        "stopping": (run / STOP).exists(),
-    }
+        connected = None
+    run = RunFolder(folder / "run")
+    scores = run.records("scores.jsonl", finished=True)
+    return FederationStatus(
+        folder,
+        project,
+        connected,
+        run.records("rounds.jsonl", finished=True),
+        JobStatus.read(run),
+        scores[-1] if scores else None,
+        (run.path / STOP).exists(),
+    )
 
 
-class _Series:
+class _JobSeries:
     """One job after another."""
 
     def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
+        self.shown = finished_rounds(run)
+        """Rounds that are shown already."""
         self.waits: dict[str, float] = {}
         """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
 
-    def one_job(self) -> str:
+    def run_job(self) -> str:
         """Submit a job and wait for its end; gives what was wrong, if anything."""
         from fiss.flare.admin import ENDED, Admin
 
-        run = self.run
         with Admin(provisioning.admin_kit(self.folder), 10.0) as admin:
-            there = _there(admin)
-            if len(there) < self.least:
-                return f"waiting for {self.least} site(s), {len(there)} there"
-            (run.path / RENEW).unlink(missing_ok=True)
-            (run.path / JOB).unlink(missing_ok=True)
-            told = standing(run)["rounds"]
-            with TemporaryDirectory(prefix="fiss-job-") as place:
-                config = to_toml(run.config())
-                out = {"out": str(run.path.absolute()), "until": self.rounds}
-                server = {"main": "fiss.simulation.on_flare:serve", "arguments": out}
-                write_job(
-                    Path(place) / "job",
-                    server,
-                    {"main": "fiss.simulation.on_flare:attend", "arguments": {"config": config}},
-                )
-                job = admin.submit(Path(place) / "job")
-            self.progress.notice(f"a job with {', '.join(sorted(there))}.")
-            status = ""
+            connected = _connected(admin)
+            if len(connected) < self.least:
+                return f"waiting for {self.least} site(s), {len(connected)} there"
+            for mark in (RENEW, JOB):
+                (self.run.path / mark).unlink(missing_ok=True)
+            job, status = self._submit(admin), ""
+            self.progress.notice(f"a job with {', '.join(sorted(connected))}.")
             try:
                 while not status.startswith(ENDED):
                     sleep(1.0)
                     status = admin.status(job)
-                    told = self._tell(told)
-                    if not (run.path / RENEW).exists() and self._changed(_there(admin)):
-                        write_atomically(run.path / RENEW, b"")
+                    self._show_new_rounds()
+                    if not (self.run.path / RENEW).exists() and self._sites_changed(_connected(admin)):
+                        write_atomically(self.run.path / RENEW, b"")
             finally:
                 if not status.startswith(ENDED):
                     admin.abort(job)
-            self._tell(told)
+            self._show_new_rounds()
             return "" if status.endswith("COMPLETED") else f"a job ended as {status}; the server's log says why"
 
-    def _changed(self, there: dict[str, float]) -> bool:
+    def _submit(self, admin: "Admin") -> str:
+        """The job that goes on from the last finished round."""
+        with TemporaryDirectory(prefix="fiss-job-") as place:
+            server = {"out": str(self.run.path.absolute()), "until": self.rounds}
+            write_job(Path(place) / "job", DEPLOYMENT, server, {"config": to_toml(self.run.config())})
+            return admin.submit(Path(place) / "job")
+
+    def _sites_changed(self, connected: Mapping[str, float]) -> bool:
         """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
-        job = _present(self.run)
-        for name, heard in there.items() if job else ():
-            if name not in job["sites"]:
+        job = JobStatus.read(self.run)
+        for name, heard in connected.items() if job.sites else ():
+            if name not in job.sites:
                 return True
             wait = self.waits.get(name, FIRST_WAIT)
-            if name in job["missing"] and heard > job["missing"][name] + wait:
+            if name in job.missing and heard > job.missing[name] + wait:
                 self.waits[name] = min(2 * wait, LONGEST_WAIT)
                 return True
         return False
 
-    def _tell(self, told: int) -> int:
-        """Show rounds that are new; gives how many there are."""
-        records = standing(self.run)["records"]
-        for record in records[told:]:
-            self.progress.notice(line(record))
+    def _show_new_rounds(self) -> None:
+        records = self.run.records("rounds.jsonl", finished=True)
+        for record in records[self.shown :]:
+            self.progress.notice(describe_round(record))
             for reply in record["replies"]:
                 self.waits.pop(reply["site"], None)
-        return max(told, len(records))
+        self.shown = max(self.shown, len(records))
 
 
-def _there(admin: "Admin") -> dict[str, float]:
+def _connected(admin: "Admin") -> dict[str, float]:
     now = time()
-    return {name: heard for name, heard in admin.sites().items() if now - heard < FRESH}
+    return {name: heard for name, heard in admin.sites().items() if now - heard < RECENT}
 
 
-def line(record: dict[str, Any]) -> str:
+def describe_round(record: Mapping[str, Any]) -> str:
     """A round in a line."""
     losses: dict[str, float] = {}
     replies = [reply for reply in record["replies"] if reply["images"]]

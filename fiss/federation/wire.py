@@ -38,12 +38,12 @@ class Message:
 
 
 def from_probe(
-    probe: Probe, memory: Memory | None = None, transfer: str = "float32", heard: int | None = None
+    probe: Probe, memory: Memory | None = None, transfer: str = "float32", acknowledged: int | None = None
 ) -> Message:
-    """What a server asks; `memory` only where the site is simulated. `heard`: the last round in which the server took
-    note of what this site saw."""
+    """What a server asks; `memory` only where the site is simulated. `acknowledged`: the last round in which the server
+    took note of what this site saw."""
     text = _text("probe", probe.client, probe.round, probe.label_space, memory)
-    text |= {"transfer": transfer, "heard": heard}
+    text |= {"transfer": transfer, "heard": acknowledged}
     return Message(json.dumps(text), _arrays(probe.weights, "model", transfer))
 
 
@@ -60,13 +60,15 @@ def from_order(
     memory: Memory | None = None,
     with_teacher: bool = True,
     transfer: str = "float32",
-    shown: Weights | None = None,
+    probed_with: Weights | None = None,
 ) -> Message:
     """What a server orders; its teacher by name, and its weights only if the site does not have them yet. Of the model
-    only what is not the same as in `shown`, the one that the site was probed with in this round."""
+    only what is not the same as in the one that the site was `probed_with` in this round."""
     text = _text("order", order.client, order.round, order.label_space, memory)
     text["announced"] = asdict(order.announced) if order.announced is not None else None
-    same = [name for name, tensor in order.weights.items() if shown is not None and shown.get(name) is tensor]
+    same = [
+        name for name, tensor in order.weights.items() if probed_with is not None and probed_with.get(name) is tensor
+    ]
     text |= {"teacher": None, "transfer": transfer, "same": same}
     arrays = _arrays({k: t for k, t in order.weights.items() if k not in set(same)}, "model", transfer)
     if order.teacher is not None:
@@ -77,10 +79,10 @@ def from_order(
 
 
 def to_order(
-    message: Message, teachers: dict[str, Snapshot], shown: Weights | None = None
+    message: Message, teachers: dict[str, Snapshot], probed_with: Weights | None = None
 ) -> tuple[Order, Memory | None]:
-    """What a site was ordered; `teachers` are those it has, and a new one is added to them. `shown`: the model that it
-    was probed with in this round."""
+    """What a site was ordered; `teachers` are those it has, and a new one is added to them. `probed_with`: the
+    model that it was probed with in this round."""
     text = _read(message, "order")
     teacher = None
     if text["teacher"] is not None:
@@ -93,9 +95,9 @@ def to_order(
     announced = Announcement(**text["announced"]) if text["announced"] is not None else None
     model = _weights(message.arrays, "model", text["transfer"])
     if text["same"]:
-        if shown is None:
+        if probed_with is None:
             raise UserError("The order builds on a probe that this site did not see.")
-        model = {name: shown[name] for name in text["same"]} | model
+        model = {name: probed_with[name] for name in text["same"]} | model
     return Order(text["client"], text["round"], _space(text), model, teacher, announced), _memory(text)
 
 

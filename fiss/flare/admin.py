@@ -1,5 +1,4 @@
-"""The administrator's side of FLARE: who is connected, submitting jobs, ending them. With engines/flare.py the only
-files that import it."""
+"""The administrator's side of FLARE: which sites are connected, submitting jobs, ending them."""
 
 import logging
 from contextlib import redirect_stdout, suppress

@@ -134,12 +134,14 @@ class RunFolder:
         with (self.path / log).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def records(self, log: str) -> list[dict[str, Any]]:
-        """All lines of a log."""
+    def records(self, log: str, finished: bool = False) -> list[dict[str, Any]]:
+        """All lines of a log; with `finished` those of finished rounds, while another process may write the next."""
         path = self.path / log
-        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+        data = path.read_bytes() if path.is_file() else b""
+        if finished:
+            data = data[: int(self._record().get("lengths", {}).get(log, 0))]
         try:
-            return [json.loads(line) for line in lines if line]
+            return [json.loads(line) for line in data.decode().split("\n") if line]
         except ValueError as error:
             raise UserError(f"{path}: damaged or foreign ({error}).") from error
 

@@ -1,6 +1,6 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -23,15 +23,22 @@ from fiss.runs.provenance import origin
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.trainer import Trainer, build_trainer
+from fiss.training.trainer import build_trainer
 
-Connect = Callable[[Scenario, Trainer, dict[int, Memory], Progress], Engine]
-"""Makes the engine of a run."""
+Connect = Callable[[Scenario, Segmenter, dict[int, Memory], int, Progress], Engine]
+"""Makes the engine of a run from its network, its clients' memories and the number of the next round."""
 
 
-def in_process(scenario: Scenario, trainer: Trainer, memories: dict[int, Memory], progress: Progress) -> Engine:
-    """All clients in this process."""
+def in_process(
+    scenario: Scenario, student: Segmenter, memories: dict[int, Memory], next_round: int, progress: Progress
+) -> Engine:
+    """All clients in this process, with one trainer around the network."""
     config = scenario.config
+    first, later = next_round < config.world.rounds or not scenario.announced, not config.joint
+    plain_reader = None if scenario.announced else scenario.plain_images
+    untrained = None if scenario.announced else scenario.network(scenario.boundaries.first_space, fresh=True)
+    groups = [1] * first + [2] * later
+    trainer = build_trainer(config, student, scenario.training_images, plain_reader, untrained, groups)
     transfer = config.federation.transfer
     return InProcessEngine(scenario.site, config.method, trainer, memories, progress, config.monitor, transfer)
 
@@ -89,9 +96,7 @@ def _go_on(
     if not student.taps:
         progress.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
     folder.add_origin(origin(scenario.device))
-    first, later = next_round < config.world.rounds or not scenario.announced, not config.joint
-    trainer = make_trainer(scenario, student, [1] * first + [2] * later)
-    engine = connect(scenario, trainer, memories, progress)
+    engine = connect(scenario, student, memories, next_round, progress)
     progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()
     participants = _participants(scenario, next_round, progress)
@@ -106,7 +111,7 @@ def _go_on(
             )
         ends = round_plan.rounds_left == 1
         if ends or config.evaluation.every == "round":
-            trainer.prepare(result.server.weights, result.server.label_space.sizes)
+            student.load(result.server.weights, result.server.label_space.sizes)
             score(
                 scenario, folder, student, result.server.label_space, round_plan.round, round_plan.task, ends, progress
             )
@@ -114,14 +119,6 @@ def _go_on(
         name = f"task-{round_plan.task}" if ends else f"round-{round_plan.round:04d}"
         folder.commit(State(round_plan.round + 1, result.server, memories, done), name, config.keep)
         began = monotonic()
-
-
-def make_trainer(scenario: Scenario, student: Segmenter, groups: Sequence[int] = (1, 2)) -> Trainer:
-    """What clients train with, around a network; where they are probed, with what that needs."""
-    if scenario.announced:
-        return build_trainer(scenario.config, student, scenario.training_images, groups=groups)
-    untrained = scenario.network(scenario.boundaries.first_space, fresh=True)  # each site has its own
-    return build_trainer(scenario.config, student, scenario.training_images, scenario.plain_images, untrained, groups)
 
 
 def _participants(scenario: Scenario, start: int, progress: Progress) -> Iterator[Participants]:

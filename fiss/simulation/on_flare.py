@@ -4,9 +4,7 @@ FLARE's server runs our loop with its checkpoints; its sites are workers that an
 at a time. The run folder is the one that any run leaves, and its bits are the same.
 """
 
-import importlib.util
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -16,26 +14,31 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fiss.config.config import Config, from_toml, read_toml, to_toml
+from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import SAME_RUN, differences, with_absolute_paths
 from fiss.errors import UserError
 from fiss.federation import wire
+from fiss.federation.loop import Engine
 from fiss.federation.messages import Memory, Snapshot
 from fiss.federation.wire import Message
+from fiss.flare.job import SIMULATION, allow_classes, require_flare, write_job
+from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
-from fiss.simulation.scenario import open_scenario
+from fiss.simulation.scenario import Scenario, open_scenario
+
+if TYPE_CHECKING:
+    from fiss.flare.transport import Transport
 
 
 def simulate(config: Config, out: Path, workers: int, progress: Progress) -> RunFolder:
     """Start the run, or go on with it if it is there, with `workers` sites at a time."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise UserError("NVIDIA FLARE is not installed: pip install 'fiss[flare]'.")
+    require_flare()
     config = with_absolute_paths(config)
     there = RunFolder.open(out).config() if (out / "config.toml").is_file() else config
     if odd := differences(there, config, ignoring=SAME_RUN):
@@ -45,10 +48,9 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
         place = Path(folder)
         (place / "config.toml").write_text(to_toml(config), encoding="utf-8")
         arguments = {"config": str(place / "config.toml")}
-        server = {"main": "fiss.simulation.on_flare:server", "arguments": {**arguments, "out": str(out.absolute())}}
-        write_job(place / "job", server, {"main": "fiss.simulation.on_flare:worker", "arguments": arguments})
-        (place / "work" / "local").mkdir(parents=True)  # FLARE builds no class that a site does not allow by name
-        allowed = {"format_version": 2, "components": [], "class_allow_list": ["fiss.flare.transport"]}
+        write_job(place / "job", SIMULATION, {**arguments, "out": str(out.absolute())}, arguments)
+        (place / "work" / "local").mkdir(parents=True)
+        allowed = allow_classes({"format_version": 2, "components": [], "class_allow_list": []})
         (place / "work" / "local" / "resources.json").write_text(json.dumps(allowed), encoding="utf-8")
         words = ["-m", "nvflare.cli", "simulator", str(place / "job"), "-w", str(place / "work")]
         words += ["-n", str(workers), *_at_once(workers, torch.cuda.device_count())]
@@ -77,40 +79,24 @@ def _at_once(workers: int, gpus: int) -> list[str]:
 
 
 def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -> None:
-    """Tell of every score until the process has ended."""
-    told = 0
+    """Show every score until the process has ended."""
+    shown = 0
     while True:
         ended = process.poll() is not None
-        if (out / "state.json").is_file():
-            records = RunFolder.open(out).records("scores.jsonl")
-            for record in records[told:]:
-                progress.scored(record)
-            told = len(records)
+        records = RunFolder(out).records("scores.jsonl", finished=True)
+        for record in records[shown:]:
+            progress.scored(record)
+        shown = len(records)
         if ended:
             return
         sleep(0.3)
 
 
-def write_job(folder: Path, server: dict[str, Any], site: dict[str, Any]) -> None:
-    """A FLARE job: three small files."""
-    (folder / "app" / "config").mkdir(parents=True)
-    plain = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
-    relay = {"id": "relay", "path": "fiss.flare.transport.FissController", "args": server}
-    desk = {"tasks": ["fiss"], "executor": {"path": "fiss.flare.transport.FissExecutor", "args": site}}
-    meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
-    for name, content in (
-        ("app/config/config_fed_server.json", {**plain, "workflows": [relay]}),
-        ("app/config/config_fed_client.json", {**plain, "executors": [desk]}),
-        ("meta.json", meta),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def server(transport: Any, config: str, out: str) -> None:
+def run_server(transport: "Transport", config: str, out: str) -> None:
     """In FLARE's server: the experiment, its clients reached through the transport."""
     from fiss.flare.transport import SimulatorEngine
 
-    def connect(scenario: Any, trainer: Any, memories: dict[int, Memory], progress: Progress) -> Any:
+    def connect(scenario: Scenario, _: Segmenter, memories: dict[int, Memory], *__: object) -> Engine:
         return SimulatorEngine(transport, memories, scenario.config.federation.transfer)
 
     if (Path(out) / "config.toml").is_file():
@@ -119,15 +105,15 @@ def server(transport: Any, config: str, out: str) -> None:
         experiment.start(read_toml(Path(config)), Path(out), Progress(), connect)
 
 
-def worker(folder: Path, config: str) -> Callable[[Message], Message]:
+def client_worker(folder: Path, config: str) -> Callable[[Message], Message]:
     """At FLARE's sites: a function that answers for any simulated client."""
     scenario = open_scenario(read_toml(Path(config)), Progress())
-    trainer = experiment.make_trainer(scenario, scenario.network(scenario.boundaries.first_space))
+    student = scenario.network(scenario.boundaries.first_space)
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
-    clients = experiment.in_process(scenario, trainer, memories, Progress())
+    clients = experiment.in_process(scenario, student, memories, 0, Progress())
     teachers: dict[str, Snapshot] = {}
 
-    def answered(message: Message) -> Message:
+    def answer(message: Message) -> Message:
         if json.loads(message.text)["kind"] == "probe":
             probe, memory = wire.to_probe(message)
             memories[probe.client] = memory or Memory()
@@ -138,30 +124,4 @@ def worker(folder: Path, config: str) -> Callable[[Message], Message]:
         (reply,) = clients.ask([order])
         return wire.from_reply(reply, memories.pop(order.client), scenario.config.federation.transfer)
 
-    return answered
-
-
-def serve(transport: Any, out: str, until: int) -> None:
-    """In FLARE's server, where sites own their data: rounds until a mark or their number ends them."""
-    from fiss.deployment.server import lead, numbers
-    from fiss.flare.transport import FlareEngine
-
-    folder = RunFolder.open(Path(out), deployed=True)
-    names = numbers(folder, transport.sites)
-    lead(folder, FlareEngine(transport, names, folder.config().federation), names, until, LogProgress())
-
-
-def attend(folder: Path, config: str) -> Callable[[Message], Message]:
-    """At a site that owns its data: a function that answers for it."""
-    from fiss.deployment.server import SiteClient
-    from fiss.deployment.site_config import read_site
-
-    return SiteClient(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), LogProgress())
-
-
-class LogProgress(Progress):
-    """Notices go to the process's own log."""
-
-    def notice(self, text: str) -> None:
-        """One line."""
-        logging.getLogger("fiss").warning(text)
+    return answer

@@ -25,7 +25,7 @@ from fiss.models.segmenter import Segmenter, check_spec
 from fiss.progress import Progress
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
 from fiss.training.batches import Reader, steps_per_epoch
-from fiss.training.device import pick_device
+from fiss.training.device import pick_device, use_device
 from fiss.training.trainer import build_network
 
 
@@ -191,10 +191,7 @@ class Scenario:
 
 def open_scenario(config: Config, progress: Progress) -> Scenario:
     """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
-    if config.training.threads:
-        torch.set_num_threads(config.training.threads)
-    if (device := pick_device(config.training.device)).type == "cuda":
-        torch.cuda.set_device(device)
+    use_device(config.training)
     check_spec(config.model)
     dataset = open_dataset(config.data)
     for notice in dataset.notices:

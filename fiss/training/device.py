@@ -23,6 +23,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", int(number or 0))
 
 
+def use_device(spec: TrainingSpec) -> torch.device:
+    """The device of this process from now on, with as many threads as the spec asks for."""
+    if spec.threads:
+        torch.set_num_threads(spec.threads)
+    if (device := pick_device(spec.device)).type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
     """Mixed precision as the spec asks for it."""
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

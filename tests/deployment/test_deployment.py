@@ -19,14 +19,17 @@ from fiss.cli.listings import federation_table
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import provisioning, server, supervisor
-from fiss.deployment.server import ServerEvaluator, SiteClient, lead, open_run
+from fiss.deployment.server import JobStatus, ServerEvaluator, open_run, run_rounds
+from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import TEMPLATE, read_site, write_site
 from fiss.deployment.site_folder import SiteFolder
+from fiss.deployment.supervisor import FederationStatus
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.federation.private_names import private
 from fiss.federation.spec import FederationSpec
+from fiss.flare import job
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
@@ -64,9 +67,9 @@ def test_what_leaves_a_site_is_what_the_page_lists(tmp_path):
 
     run = open_run(settings, tmp_path / "run")
     engine = Spied({i: site_client(tmp_path, settings, name) for i, name in enumerate(("a", "b"))})
-    lead(run, engine, {0: "a", 1: "b"}, 2, Progress())
+    run_rounds(run, engine, {0: "a", 1: "b"}, 2, Progress())
     stage(tmp_path, 1, ("a", "b"))
-    lead(run, engine, {0: "a", 1: "b"}, 4, Progress())
+    run_rounds(run, engine, {0: "a", 1: "b"}, 4, Progress())
     fields = listed_fields()
     kinds, counted = set(), 0
     for message in sent:
@@ -94,13 +97,14 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     plain = config()
     settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
     run = open_run(settings, tmp_path / "run")
-    lead(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 2, Progress())
+    run_rounds(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 2, Progress())
     scores = run.records("scores.jsonl")
     assert [record["round"] for record in scores] == [0, 1]
     assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
     assert sum(value or 0 for value in scores[-1]["iou"].values()) > 0
-    known = {"folder": "f", "sites": ["a"], "there": None, "server": "s", "port": 1, "stopping": False}
-    table = federation_table({**known, **supervisor.standing(run), "scores": scores[-1:]})
+    project, rounds = provisioning.Project("s", 1, ["a"]), run.records("rounds.jsonl", finished=True)
+    status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1], False)
+    table = federation_table(status)
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
     judge, server, said = ServerEvaluator(settings, Progress()), run.restore().server, []
@@ -120,15 +124,15 @@ def test_a_round_that_is_played_again_is_answered_again(tmp_path):
     settings = config()
     stage(tmp_path, 0, ("a",))
     run = open_run(settings, tmp_path / "run")
-    desk = site_client(tmp_path, settings)
-    lead(run, Local({0: desk}), {0: "a"}, 2, Progress())
+    client = site_client(tmp_path, settings)
+    run_rounds(run, Local({0: client}), {0: "a"}, 2, Progress())
     kept = shutil.copytree(run.path, tmp_path / "kept")
-    lead(run, Local({0: desk}), {0: "a"}, 3, Progress())
+    run_rounds(run, Local({0: client}), {0: "a"}, 3, Progress())
     again = RunFolder(kept)
-    lead(again, Local({0: desk}), {0: "a"}, 3, Progress())  # the server died and lost its third round
+    run_rounds(again, Local({0: client}), {0: "a"}, 3, Progress())  # the server died and lost its third round
     for name, tensor in final(run).weights.items():
         assert torch.equal(final(again).weights[name], tensor)
-    memory = json.loads(desk.path.read_bytes())
+    memory = json.loads(client.path.read_bytes())
     assert (memory["round"], memory["settled"]["epochs"], memory["now"]["epochs"]) == (2, 2, 3)
 
 
@@ -146,19 +150,19 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     first = holdings.rescan()
     assert (len(first.images), first.classes[0]) == (6, "circle")
     assert set(first.labelled) <= {1, 2, 3}
-    assert holdings.rescan().mark == first.mark
+    assert holdings.rescan().checksum == first.checksum
     reader = holdings.readers[0]
     whole = (tmp_path / "a" / "masks" / "scan000.png").read_bytes()
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "a" / "images" / "lonely.png").write_bytes((tmp_path / "a" / "images" / "scan001.png").read_bytes())
     second = holdings.rescan()
     assert len(second.images) == 5
-    assert second.mark != first.mark
+    assert second.checksum != first.checksum
     assert holdings.readers[0] is not reader
     holdings.rescan()
     assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
-    assert holdings.rescan().mark == first.mark
+    assert holdings.rescan().checksum == first.checksum
     wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
     wrong[0, 0] = 200
     Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
@@ -172,15 +176,15 @@ def test_processes_that_read_ahead_change_nothing_and_end_with_their_files(tmp_p
     for workers in (0, 1):
         root = tmp_path / str(workers)
         stage(root, 0, ("a",))
-        run, desk = open_run(settings, root / "run"), site_client(root, settings, workers=workers)
+        run, client = open_run(settings, root / "run"), site_client(root, settings, workers=workers)
         for rounds in (1, 2):
-            lead(run, Local({0: desk}), {0: "a"}, rounds, Progress())
+            run_rounds(run, Local({0: client}), {0: "a"}, rounds, Progress())
             stage(root, rounds, ("a",))
         ended[workers] = final(run).weights
     assert all(torch.equal(ended[1][name], tensor) for name, tensor in ended[0].items())
     gc.collect()
     assert len(multiprocessing.active_children()) == 2  # to train and to look; those of the first files are gone
-    del desk, run
+    del client, run
     gc.collect()
     assert not multiprocessing.active_children()
 
@@ -224,10 +228,16 @@ def test_what_makes_no_federation_is_refused(tmp_path):
     assert not (tmp_path / "f").exists()
 
 
-def test_a_job_cannot_call_what_it_likes():
-    flare = pytest.importorskip("fiss.flare.transport")
+def test_a_job_cannot_call_what_it_likes(tmp_path):
+    (tmp_path / "site.toml").touch()
     with pytest.raises(UserError, match="not for a job to call"):
-        flare._named("os:system", flare.SITE_MAINS)
+        job.server_function("os:system")
+    with pytest.raises(UserError, match="not for a job to call"):  # where a site owns its data
+        job.site_function(job.SIMULATION.site, tmp_path)
+    for entry_points in (job.SIMULATION, job.DEPLOYMENT):
+        assert callable(job.server_function(entry_points.server))
+    assert callable(job.site_function(job.SIMULATION.site, tmp_path / "simulated"))
+    assert callable(job.site_function(job.DEPLOYMENT.site, tmp_path))
 
 
 class Scripted:
@@ -352,14 +362,14 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
     """A probe_result is lost on its way: the site's memory goes back to before it, and its monitor fires once more."""
     settings = config()
     stage(tmp_path, 0, ("a",))
-    desk = site_client(tmp_path, settings)
+    client = site_client(tmp_path, settings)
 
     class Lossy(Local):
         lost = -1
 
         def probe(self, probes):
             for probe in probes:
-                message = desk(wire.from_probe(probe, heard=self.heard.get(probe.client, -1)))
+                message = client(wire.from_probe(probe, acknowledged=self.acknowledged.get(probe.client, -1)))
                 if probe.round == self.lost:
                     self.late[probe.client] = "lost"
                 else:
@@ -369,15 +379,15 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
             return super().ask([order for order in orders if order.client not in self.late])
 
     run = open_run(settings, tmp_path / "run")
-    engine = Lossy({0: desk})
-    lead(run, engine, {0: "a"}, 2, Progress())
+    engine = Lossy({0: client})
+    run_rounds(run, engine, {0: "a"}, 2, Progress())
     stage(tmp_path, 1, ("a",))
     engine.lost = 2
-    lead(run, engine, {0: "a"}, 4, Progress())
+    run_rounds(run, engine, {0: "a"}, 4, Progress())
     records = run.records("rounds.jsonl")
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
     assert records[2]["missing"] == {"a": "lost"}
-    assert json.loads(desk.path.read_bytes())["now"]["teacher"] == "before-0003"
+    assert json.loads(client.path.read_bytes())["now"]["teacher"] == "before-0003"
     assert run.restore().server.teachers[0].name == "before-0003"
 
 
@@ -385,24 +395,24 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     """The disk is full when a round is to count; it is played again without the site, which comes back later."""
     settings = config()
     stage(tmp_path, 0, ("a", "b"))
-    desks = {i: site_client(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
+    clients = {i: site_client(tmp_path, settings, name) for i, name in enumerate(("a", "b"))}
 
-    class Told(Local):
+    class Acknowledging(Local):
         def probe(self, probes):
             for probe in probes:
-                message = wire.from_probe(probe, heard=self.heard.get(probe.client, -1))
+                message = wire.from_probe(probe, acknowledged=self.acknowledged.get(probe.client, -1))
                 yield wire.to_probe_result(self.site_clients[probe.client](message))[0]
 
     run, names = open_run(settings, tmp_path / "run"), {0: "a", 1: "b"}
-    lead(run, Told(desks), names, 2, Progress())
+    run_rounds(run, Acknowledging(clients), names, 2, Progress())
     stage(tmp_path, 1, ("a",))
     commit = RunFolder.commit
     monkeypatch.setattr(RunFolder, "commit", lambda *words: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space"):
-        lead(run, Told(desks), names, 3, Progress())
+        run_rounds(run, Acknowledging(clients), names, 3, Progress())
     monkeypatch.setattr(RunFolder, "commit", commit)
-    lead(run, Told(desks), {1: "b"}, 3, Progress())
-    lead(run, Told(desks), names, 4, Progress())
+    run_rounds(run, Acknowledging(clients), {1: "b"}, 3, Progress())
+    run_rounds(run, Acknowledging(clients), names, 4, Progress())
     records = run.records("rounds.jsonl")
     assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
     assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
@@ -412,7 +422,7 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
 def test_a_config_may_be_put_right_before_the_first_round(tmp_path):
     settings = config()
     open_run(settings, tmp_path / "run")
-    server.numbers(RunFolder(tmp_path / "run"), ["a"])
+    server.number_sites(RunFolder(tmp_path / "run"), ["a"])
     other = replace(settings, seed=9)
     assert open_run(other, tmp_path / "run").config() == other
     with pytest.raises(UserError, match="run of a real federation"):  # by `fiss resume`, `fiss report`, ...
@@ -430,7 +440,7 @@ def test_what_a_site_calls_background_is_no_class(tmp_path):
 
 def test_rcils_first_model_is_the_same_again():
     settings = replace(config(), method=find("rcil"))
-    first, again = (server._beginning(settings).weights for _ in range(2))
+    first, again = (server.initial_server(settings).weights for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -447,12 +457,12 @@ def test_a_round_in_which_nobody_is_there_is_none(tmp_path):
         def ask(self, orders):
             return []
 
-    lead(run, Gone({}), {0: "a"}, 4, Progress())
+    run_rounds(run, Gone({}), {0: "a"}, 4, Progress())
     assert not (run.path / "state.json").exists()
-    lead(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 1, Progress())
+    run_rounds(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 1, Progress())
     with (run.path / "rounds.jsonl").open("a") as log:
         log.write('{"round": 1, "torn')
-    assert supervisor.standing(run)["rounds"] == 1
+    assert supervisor.finished_rounds(run) == 1
 
 
 def test_names_may_be_kept_from_the_server(tmp_path):
@@ -464,7 +474,9 @@ def test_names_may_be_kept_from_the_server(tmp_path):
     kit.mkdir(parents=True)
     (kit / "site.toml").write_text(f'data = "{tmp_path / "a"}"\ndevice = "cpu"\nkey = "secret"\n')
     run = open_run(settings, tmp_path / "run")
-    lead(run, Local({0: SiteClient(kit, settings, read_site(kit / "site.toml"), Progress())}), {0: "a"}, 1, Progress())
+    run_rounds(
+        run, Local({0: SiteClient(kit, settings, read_site(kit / "site.toml"), Progress())}), {0: "a"}, 1, Progress()
+    )
     names = run.records("rounds.jsonl")[0]["classes"]
     assert set(names) <= {private(name, "secret") for name in DATA.classes}
     assert names
@@ -498,9 +510,9 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     for path in (tmp_path / "my data" / "masks").iterdir():
         Image.open(path).save(path.with_suffix(".bmp"))
         path.unlink()
-    before = holdings.rescan().mark
+    before = holdings.rescan().checksum
     mask = next((tmp_path / "my data" / "masks").iterdir())
     pixels = np.asarray(Image.open(mask)).copy()
     pixels[:4] = 2
     Image.fromarray(pixels).save(mask)
-    assert holdings.rescan().mark != before
+    assert holdings.rescan().checksum != before

@@ -18,7 +18,8 @@ from federated import DATA, TASKS, Local, config, final, site_client, stage
 from ports import free_port
 
 from fiss.deployment import provisioning, supervisor
-from fiss.deployment.server import SiteClient, lead, numbers, open_run
+from fiss.deployment.server import number_sites, open_run, run_rounds
+from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import read_site
 from fiss.errors import UserError
 from fiss.progress import Progress
@@ -86,7 +87,7 @@ class World:
             )
 
     def rounds(self):
-        return supervisor.standing(RunFolder(self.folder / "run"))["rounds"]
+        return supervisor.finished_rounds(RunFolder(self.folder / "run"))
 
     def records(self):
         return RunFolder(self.folder / "run").records("rounds.jsonl")
@@ -118,11 +119,11 @@ def in_process(root, settings, stages):
     site_clients = {}
     for task, names, until in stages:
         stage(root, task, names)
-        known = numbers(run, names)
+        known = number_sites(run, names)
         for number, name in known.items():
             if number not in site_clients:
                 site_clients[number] = site_client(root, settings, name)
-        lead(run, Local(site_clients), known, until, Progress())
+        run_rounds(run, Local(site_clients), known, until, Progress())
     return run
 
 
@@ -158,7 +159,7 @@ def test_three_tasks_over_the_network_are_those_of_one_process(tmp_path):
         assert here.records()[4]["transitions"] == ["a", "b", "c"]  # d has no past
         reached = final(RunFolder(here.folder / "run"))
         known = supervisor.survey(here.folder)
-        assert set(known["there"]) == {"a", "b", "c", "d"}
+        assert set(known.connected) == {"a", "b", "c", "d"}
     assert reached.label_space == expected.label_space
     assert len(reached.label_space.names) == 7
     for name, tensor in expected.weights.items():
@@ -222,12 +223,12 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
     run = open_run(settings, plain / "run")
     stage(plain, 0, names)
     site_clients = {}
-    for number, name in numbers(run, names).items():
+    for number, name in number_sites(run, names).items():
         (plain / "kits" / name).mkdir(parents=True)
         (plain / "kits" / name / "site.toml").write_text(f'data = "{plain / name}"\ndevice = "cpu"\n')
         spec = read_site(plain / "kits" / name / "site.toml")
         site_clients[number] = SiteClient(plain / "kits" / name, settings, spec, Progress())
-    lead(run, WithoutC(site_clients), dict(enumerate(names)), 5, Progress())
+    run_rounds(run, WithoutC(site_clients), dict(enumerate(names)), 5, Progress())
 
     with world(tmp_path / "net", settings, *names) as here:
         stage(here.root, 0, names)
@@ -245,7 +246,7 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
         assert all(torch.equal(unharmed.weights[name], tensor) for name, tensor in expected.weights.items())
 
         # whoever has no kit of this federation does not get in, and that is logged
-        port = provisioning.read_project(here.folder)["port"]
+        port = provisioning.read_project(here.folder).port
         provisioning.init(tmp_path / "net" / "other", settings, "localhost", ["x"], port)
         shutil.move(tmp_path / "net" / "other" / "kits" / "x", here.folder / "kits" / "x")
         here.start("x")
@@ -276,7 +277,7 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
         assert "started anew" in lost["missing"]["b"]
         here.until(lambda: "b" in [reply["site"] for reply in here.records()[-1]["replies"]])
         assert here.records()[-1]["round"] > lost["round"]
-        assert "x" not in supervisor.survey(here.folder)["there"]
+        assert "x" not in supervisor.survey(here.folder).connected
         supervisor.stop(here.folder)
         assert running.wait(60) == 0
         assert here.rounds() < 60
@@ -299,7 +300,7 @@ def test_the_tutorial_as_it_stands(tmp_path):
             subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
         assert len(list((tmp_path / "seen" / "masks").glob("*.png"))) == 6
         assert len(list((tmp_path / "seen" / "overlays").glob("*"))) == 6
-        assert supervisor.standing(RunFolder(tmp_path / "demo" / "run"))["rounds"] == 3
+        assert supervisor.finished_rounds(RunFolder(tmp_path / "demo" / "run")) == 3
     finally:
         here.kill_all(tmp_path / "demo")
 

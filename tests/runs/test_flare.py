@@ -11,6 +11,7 @@ from killing import result
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Announcement, Memory, Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.flare import job
 from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
@@ -78,7 +79,7 @@ def test_a_teacher_is_sent_once():
     first, _ = wire.to_order(wire.from_order(order), known)
     again, _ = wire.to_order(message, known)
     assert again.teacher is first.teacher
-    assert (again.calendar, again.label_space) == (order.calendar, SPACE)
+    assert (again.announced, again.label_space) == (order.announced, SPACE)
     assert wire.to_order(wire.from_order(replace(order, teacher=None, announced=None)), known)[0].teacher is None
 
 
@@ -86,7 +87,7 @@ def test_a_teacher_is_sent_once():
 def test_an_order_sends_only_what_the_probe_did_not(transfer):
     grown = {**WEIGHTS, "new": torch.ones(3), "count": torch.tensor(8)}
     probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, WEIGHTS), transfer=transfer))
-    message = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, shown=WEIGHTS)
+    message = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, probed_with=WEIGHTS)
     assert {name.split("/")[-1] for name in message.arrays} == {"new", "count"}
     order, _ = wire.to_order(message, {}, probe.weights)
     assert same(order.weights, wire.rounded(grown, transfer))
@@ -156,7 +157,7 @@ def test_what_is_wrong_is_said_before_anything_starts(tiny, tmp_path, monkeypatc
         on_flare.simulate(
             replace(tiny, data=replace(tiny.data, name="voc", root=str(tmp_path))), tmp_path / "r", 1, Progress()
         )
-    monkeypatch.setattr(on_flare.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(job.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fiss\[flare\]'"):
         on_flare.simulate(tiny, tmp_path / "r", 1, Progress())
     assert not (tmp_path / "r").exists()

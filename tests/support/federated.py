@@ -11,7 +11,7 @@ from worlds import TINY_NETWORK
 from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
-from fiss.deployment.server import SiteClient
+from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import read_site
 from fiss.federation import wire
 from fiss.federation.spec import FederationSpec
@@ -64,7 +64,7 @@ class Local:
     """The same sites in this process."""
 
     def __init__(self, site_clients):
-        self.site_clients, self.missing, self.late, self.heard = site_clients, {}, {}, {}
+        self.site_clients, self.missing, self.late, self.acknowledged = site_clients, {}, {}, {}
 
     def probe(self, probes):
         for probe in probes:

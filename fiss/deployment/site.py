@@ -1,0 +1,137 @@
+"""What a site does with a message. The client that answers is that of a simulation.
+
+A site keeps its memory on its own disk, as it was before the round and after it: if the server dies and plays a round
+again, the site answers it again as if for the first time.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fiss.config.config import Config
+from fiss.deployment.site_config import SiteSpec
+from fiss.deployment.site_folder import SiteFolder
+from fiss.errors import UserError
+from fiss.federation import wire
+from fiss.federation.client import Site, answer_order, answer_probe, read_epochs
+from fiss.federation.messages import Memory, Snapshot
+from fiss.federation.private_names import private
+from fiss.federation.wire import Message
+from fiss.labels import LabelSpace
+from fiss.models.classifier import Weights
+from fiss.models.segmenter import Segmenter
+from fiss.progress import Progress
+from fiss.runs.folder import write_atomically
+from fiss.training.device import use_device
+from fiss.training.trainer import build_network, build_trainer
+
+
+@dataclass(frozen=True)
+class SiteMemory:
+    """A site's memory over one round, as it stands on its disk."""
+
+    round: int
+    settled: Memory
+    """After the rounds before that one."""
+    probed: Memory | None
+    """After a probe in it."""
+    now: Memory
+
+    @classmethod
+    def begin(cls, round_: int, memory: Memory) -> "SiteMemory":
+        """At the beginning of a round."""
+        return cls(round_, memory, None, memory)
+
+    @classmethod
+    def read(cls, path: Path) -> "SiteMemory | None":
+        """That of the last round; None if there was none."""
+        if not path.is_file():
+            return None
+        try:
+            record = json.loads(path.read_bytes())
+            probed = Memory(**record["probed"]) if record["probed"] is not None else None
+            return cls(int(record["round"]), Memory(**record["settled"]), probed, Memory(**record["now"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: damaged ({error}); without it the site begins anew: remove it.") from error
+
+    def write(self, path: Path) -> None:
+        """Keep it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(self)).encode())
+
+
+class SiteClient:
+    """Answers for one site: each message as it comes, with what the site's folder holds at that moment."""
+
+    def __init__(self, folder: Path, config: Config, spec: SiteSpec, progress: Progress) -> None:
+        self.path, self.key, self.progress = folder / "memory.json", spec.key, progress
+        batch = spec.batch or config.training.batch
+        training = replace(config.training, device=spec.device, batch=batch, workers=0, cache=0.0)
+        self.config = config = replace(config, training=training)
+        device = use_device(training)
+        self.site_folder = SiteFolder(spec, config.augment, device, progress)
+
+        def network(weights: str) -> Segmenter:
+            return build_network(config, LabelSpace(((),)), device, weights)
+
+        try:
+            feature_network = network(spec.weights or config.model.weights)
+        except UserError as error:
+            progress.notice(f"new images are compared by an untrained network: {error}")
+            feature_network = network("none")
+        self.trainer = build_trainer(config, network("none"), *self.site_folder.readers, feature_network)
+        self.teachers: dict[str, Snapshot] = {}
+        self.round = -1
+        """The round of which `site` and `probed_with` are."""
+        self.site: Site | None = None
+        self.probed_with: Weights | None = None
+
+    def __call__(self, message: Message) -> Message:
+        """Its answer."""
+        text = json.loads(message.text)
+        is_probe = text["kind"] == "probe"
+        if is_probe or self.site is None or self.round != text["round"]:
+            self.round, self.site, self.probed_with = text["round"], self._rescan(), None
+        return self._probe(message, self.site, text.get("heard")) if is_probe else self._train(message, self.site)
+
+    def _rescan(self) -> Site:
+        """What is there now; it stays so for the round."""
+        contents = self.site_folder.rescan()
+        self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
+        classes = tuple(private(name, self.key) for name in contents.classes) if self.key else contents.classes
+        return Site(classes, contents.images, contents.labelled, self.config.seed, mark=contents.checksum)
+
+    def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
+        probe, _ = wire.to_probe(message)
+        self.probed_with = probe.weights
+        memory = self._memory_in(probe.round, acknowledged)
+        probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer)
+        replace(memory, probed=probed, now=probed).write(self.path)
+        return wire.from_probe_result(probe_result)
+
+    def _train(self, message: Message, site: Site) -> Message:
+        order, _ = wire.to_order(message, self.teachers, self.probed_with)
+        for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
+            del self.teachers[name]
+        memory = self._memory_in(order.round, None)
+        known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
+        site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
+        epochs = read_epochs(order, site, self.config.method, self.trainer)
+        before = memory.probed or memory.settled
+        reply, now = answer_order(order, before, site, self.config.method, self.trainer, epochs, self.progress)
+        replace(memory, now=now).write(self.path)
+        return wire.from_reply(reply, transfer=self.config.federation.transfer)
+
+    def _memory_in(self, round_: int, acknowledged: int | None) -> SiteMemory:
+        """What the site remembers in that round. If it is played again, or if what the site saw in the last one never
+        reached the server (`acknowledged` is an earlier one), that is what it was before."""
+        last = SiteMemory.read(self.path)
+        if last is not None and last.round > round_:
+            self.progress.notice(f"{self.path} is of a run that was further than this one: the site begins anew.")
+            last = None
+        if last is None:
+            return SiteMemory.begin(round_, Memory())
+        if last.round == round_:
+            return last
+        lost = acknowledged is not None and acknowledged < last.round
+        return SiteMemory.begin(round_, last.settled if lost else last.now)
