@@ -45,21 +45,38 @@ def add(folder: Folder, site: Annotated[str, typer.Argument(help="Name of the ne
     print(f"kit  {provisioning.add(folder, site)}")
 
 
+@app.command()
+def upgrade(
+    kits: Annotated[list[Path], typer.Argument(metavar="KIT...", help="Start-up kits, or a federation's folder.")],
+) -> None:
+    """Make kits of an earlier fiss fit this one; what is in them stays as it is."""
+    from fiss.deployment import provisioning
+
+    for path in kits:
+        for kit, changed in provisioning.upgrade(path).items():
+            print(f"{kit}: {'fits now; start it again if it runs' if changed else 'fits already'}")
+
+
 @app.command("site")
 def site_(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="The site's start-up kit.")],
     data: Annotated[Path, typer.Option(help="A folder with images/, masks/ and classes.txt.")],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    batch: Annotated[int, typer.Option(min=0, help="Images per step; 0: as the federation says.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead; a few for a GPU.")] = 0,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")] = None,
+    batch: Annotated[int | None, typer.Option(min=0, help="Images per step; 0: as the federation says.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read images ahead; a few for a GPU.")
+    ] = None,
 ) -> None:
-    """At a site: write its site.toml, and show what the federation would see of its folder."""
+    """At a site: write its site.toml, and show what the federation would see of its folder. Options that are not given
+    stay as site.toml has them."""
     from rich.console import Console
 
     from fiss.cli.display import Display
+    from fiss.deployment.provisioning import refuse_old_kits
     from fiss.deployment.site_config import write_site
     from fiss.deployment.site_folder import describe
 
+    refuse_old_kits(kit)
     with Display(Console()) as display:
         spec = write_site(kit, data, device, batch, workers)
         for line in describe(spec, display):

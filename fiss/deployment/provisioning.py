@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import gettempdir
+from typing import Any
 
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import with_absolute_paths
 from fiss.deployment.server import check
 from fiss.deployment.site_config import TEMPLATE
 from fiss.errors import UserError
-from fiss.flare.job import allow_classes, require_flare
+from fiss.flare.job import allow_classes, allows_classes, require_flare
 from fiss.runs.folder import write_atomically
 
 ADMIN = "admin@fiss.org"
@@ -93,6 +94,43 @@ def config_of(folder: Path) -> Config:
     config = read_toml(folder / "federation.toml")
     check(config)
     return config
+
+
+def upgrade(path: Path) -> dict[Path, bool]:
+    """Make a kit of an earlier fiss, or all kits of a federation's folder, fit this one; gives whether each had to be
+    changed."""
+    changed = {}
+    for kit in _kits(path):
+        resources = _resources(kit)
+        changed[kit] = not allows_classes(resources)
+        if changed[kit]:
+            write_atomically(kit / RESOURCES, json.dumps(allow_classes(resources), indent=1).encode())
+    return changed
+
+
+def refuse_old_kits(path: Path) -> None:
+    """Stop where a kit, or one of a federation's folder, was made by an earlier fiss."""
+    if any(not allows_classes(_resources(kit)) for kit in _kits(path)):
+        raise UserError(f"{path}: made by an earlier fiss; `fiss federation upgrade {path}` makes it fit this one.")
+
+
+def _kits(path: Path) -> list[Path]:
+    """That kit, or all in the federation's folder."""
+    kits = (
+        [path]
+        if (path / RESOURCES).is_file()
+        else sorted(found.parents[1] for found in path.glob(f"kits/*/{RESOURCES}"))
+    )
+    if not kits:
+        raise UserError(f"{path}: neither a start-up kit nor a federation's folder with kits/ in it.")
+    return kits
+
+
+def _resources(kit: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((kit / RESOURCES).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{kit / RESOURCES}: damaged or foreign ({error}).") from error
 
 
 def _check_names(names: Sequence[str]) -> None:

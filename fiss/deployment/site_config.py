@@ -81,8 +81,10 @@ def _parsed(path: Path) -> SiteSpec:
         raise UserError(f"{path}: {error}.") from error
 
 
-def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0) -> SiteSpec:
-    """A kit's site file, checked; names that were given before stay."""
+def write_site(
+    kit: Path, data: Path, device: str | None = None, batch: int | None = None, workers: int | None = None
+) -> SiteSpec:
+    """A kit's site file, checked; what is not given stays as it was."""
     path = kit / "site.toml"
     if not path.is_file():
         raise UserError(f"{kit}: not a site's start-up kit (it has no site.toml).")
@@ -91,9 +93,10 @@ def write_site(kit: Path, data: Path, device: str, batch: int, workers: int = 0)
         if not (root / needed).exists():
             raise UserError(f"--data {data}: {root / needed} is not there.")
     _parsed(path)
-    pick_device(device)
+    pick_device(device or "auto")
+    given = {"data": str(root), "device": device, "batch": batch, "workers": workers}
     document = tomlkit.parse(path.read_text(encoding="utf-8"))  # keeps comments, and what else was written
-    document.update(data=str(root), device=device, batch=batch, workers=workers)
+    document.update({key: value for key, value in given.items() if value is not None})
     part = path.with_name("site.toml.part")
     part.write_text(tomlkit.dumps(document), encoding="utf-8")
     spec = read_site(part)

@@ -37,6 +37,7 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
     from fiss.flare.admin import AWAY
 
     config = provisioning.config_of(folder)
+    provisioning.refuse_old_kits(folder)
     if config.data.root:
         ServerEvaluator(config, progress)  # what is wrong with the server's images is said here, and not in a log
     run = open_run(config, folder / "run")

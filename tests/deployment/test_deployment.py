@@ -1,6 +1,7 @@
 """A deployment without its network: what a site answers, what a server takes, and what either refuses."""
 
 import gc
+import importlib.util
 import json
 import multiprocessing
 import re
@@ -14,8 +15,11 @@ import pytest
 import torch
 from federated import DATA, TASKS, Local, config, final, site_client, stage
 from PIL import Image
+from typer.testing import CliRunner
 
 from fiss.cli.listings import federation_table
+from fiss.cli.main import app
+from fiss.config.config import to_toml
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import provisioning, server, supervisor
@@ -238,6 +242,58 @@ def test_a_job_cannot_call_what_it_likes(tmp_path):
         assert callable(job.server_function(entry_points.server))
     assert callable(job.site_function(job.SIMULATION.site, tmp_path / "simulated"))
     assert callable(job.site_function(job.DEPLOYMENT.site, tmp_path))
+
+
+def old_kit(kit, **also):
+    """With the resources.json that fiss wrote before its modules were moved."""
+    (kit / "local").mkdir(parents=True)
+    listed = ["fiss.engines.flare", "nvflare.app_common.ccwf.CyclicClientController"]
+    resources = {"format_version": 2, "class_allow_list": listed, "components": [{"id": "job_manager"}], **also}
+    (kit / "local" / "resources.json").write_text(json.dumps(resources, indent=1))
+    return kit
+
+
+def test_kits_of_an_earlier_fiss_are_refused_and_upgraded(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    folder = tmp_path / "fed"
+    site, _ = old_kit(folder / "kits" / "a"), old_kit(folder / "kits" / "localhost", snapshot_persistor={"args": {}})
+    (site / "site.toml").write_text(TEMPLATE)
+    admin = folder / "kits" / "admin@fiss.org" / "local" / "resources.json"
+    admin.parent.mkdir(parents=True)
+    admin.write_text('{"format_version": 1}')
+    (folder / "federation.toml").write_text(to_toml(config()))
+    commands = {
+        site: ["site", str(site), "--data", str(tmp_path / "a")],
+        folder: ["run", str(folder), "--rounds", "1"],
+    }
+    pytest.importorskip("nvflare")
+    for path, words in commands.items():
+        refused = CliRunner().invoke(app, ["federation", *words]).exception
+        assert isinstance(refused, UserError)
+        assert f"`fiss federation upgrade {path}`" in str(refused)
+    assert (site / "site.toml").read_text() == TEMPLATE
+    assert not (folder / "run").exists()
+    said = [CliRunner().invoke(app, ["federation", "upgrade", str(path)]).output for path in (site, folder, folder)]
+    assert said[0] == f"{site}: fits now; start it again if it runs\n"
+    assert [text.count("fits now") for text in said] == [1, 1, 0]
+    assert [text.count("fits already") for text in said] == [0, 2, 3]
+    resources = json.loads((site / "local" / "resources.json").read_bytes())
+    assert resources["class_allow_list"] == [job.CLASSES, "nvflare.app_common.ccwf.CyclicClientController"]
+    assert resources["components"] == [{"id": "job_manager"}]
+    assert json.loads(admin.read_bytes()) == {"format_version": 1}
+    provisioning.refuse_old_kits(folder)
+    with pytest.raises(UserError, match="neither a start-up kit nor"):
+        provisioning.upgrade(tmp_path)
+
+
+def test_a_new_kit_needs_no_upgrade(tmp_path):
+    pytest.importorskip("nvflare")
+    kits = provisioning.init(tmp_path / "fed", config(), "localhost", ["a"], 9000)
+    assert provisioning.upgrade(tmp_path / "fed") == dict.fromkeys(sorted(kits), False)
+    for kit in kits[:2]:
+        listed = json.loads((kit / "local" / "resources.json").read_bytes())["class_allow_list"]
+        assert listed[0] == job.CLASSES
+    assert importlib.util.find_spec(job.CLASSES)
 
 
 class Scripted:
@@ -506,6 +562,9 @@ def test_a_folder_with_a_space_and_a_mask_of_the_same_size(tmp_path):
     assert text.index("workers = 2") < text.index("[names]  ")
     (kit / "site.toml").write_text(TEMPLATE)
     assert write_site(kit, tmp_path / "my data", "cpu", 4, workers=2).workers == 2
+    again = write_site(kit, tmp_path / "my data")  # what is not given stays
+    assert (again.device, again.batch, again.workers) == ("cpu", 4, 2)
+    assert write_site(kit, tmp_path / "my data", workers=0) == replace(again, workers=0)
     holdings = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), Progress())
     for path in (tmp_path / "my data" / "masks").iterdir():
         Image.open(path).save(path.with_suffix(".bmp"))
