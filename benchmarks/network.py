@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _measure(place: Path, tiny: bool, transfer: str, port: int) -> tuple[int, list[float], float]:
-    plain = presets.find("shapes")
+    plain = presets.preset("shapes")
     network = replace(presets.SMALL_NETWORK if tiny else presets.PUBLISHED_NETWORK, weights="none")
     config = replace(
         plain,

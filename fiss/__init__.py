@@ -1,3 +1,302 @@
-"""Federated incremental semantic segmentation."""
+"""Federated incremental semantic segmentation: many sites, one model, classes that keep arriving.
 
-__version__ = "0.1.0"
+    run = fiss.run("shapes", method="fbl", seed=1, out="runs/a")
+    fiss.compare([run, fiss.open_run("runs/b")])
+    fiss.Predictor(run)("photo.jpg").mask
+
+Importing this is cheap: what a name needs is imported when it is first used. The command line calls the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from fiss.errors import UserError, unknown
+from fiss.progress import Progress
+
+if TYPE_CHECKING:
+    from fiss.config.config import Config
+    from fiss.config.presets import list_presets, preset
+    from fiss.data.index import DataCheck
+    from fiss.methods import list_methods
+    from fiss.methods.base import Method, Step
+    from fiss.methods.fbl import FBL
+    from fiss.methods.finetune import Finetune
+    from fiss.methods.ilt import ILT
+    from fiss.methods.lwf import LwF
+    from fiss.methods.mib import MiB
+    from fiss.methods.plop import PLOP
+    from fiss.methods.rcil import RCIL
+    from fiss.predict import Prediction, Predictor
+    from fiss.reports.comparison import Comparison, compare
+    from fiss.reports.document import Document, picture, report
+    from fiss.runs.run import Run
+    from fiss.simulation.sweep import Sweep
+
+__version__: str
+"""Of the installed package; it stands in pyproject.toml."""
+
+_HOMES = {
+    "config.config": "Config",
+    "config.presets": "list_presets preset",
+    "data.index": "DataCheck",
+    "methods": "list_methods",
+    "methods.base": "Method Step",
+    "methods.fbl": "FBL",
+    "methods.finetune": "Finetune",
+    "methods.ilt": "ILT",
+    "methods.lwf": "LwF",
+    "methods.mib": "MiB",
+    "methods.plop": "PLOP",
+    "methods.rcil": "RCIL",
+    "predict": "Prediction Predictor",
+    "reports.comparison": "Comparison compare",
+    "reports.document": "Document picture report",
+    "runs.run": "Run",
+    "simulation.sweep": "Sweep",
+}
+"""Rooms, and what is imported from them when it is first used."""
+
+__all__ = [
+    "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Finetune", "LwF", "Method", "MiB",
+    "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep", "UserError", "check_data", "compare", "evaluate",
+    "list_methods", "list_presets", "open_run", "picture", "preset", "report", "resume", "run", "sweep",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(f"fiss.{room}"), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fiss")
+    raise AttributeError(f"module 'fiss' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+def run(
+    what: str | Path | Config,
+    *,
+    method: str | Method = "",
+    seed: int | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    ablate: Sequence[str] = (),
+    monitor: str = "",
+    base: Run | str | Path | None = None,
+    joint: bool = False,
+    engine: str = "in-process",
+    workers: int = 2,
+    progress: Progress | bool | None = None,
+) -> Run:
+    """Run an experiment: a federation that learns class after class.
+
+    Args:
+        what: A preset (`fiss.list_presets()`), a config file that ends in .toml, or a config.
+        method: How not to forget: a name (`fiss.list_methods()`), package.module:Class, or a method with its fields.
+        seed: Of everything random.
+        out: The run folder, which must not hold a run. Default: runs/NAME, numbered.
+        settings: Keys of the config and their values, such as {"world.rounds": 2}.
+        ablate: Parts of the method to take out.
+        monitor: How sites notice classes; told: they are announced.
+        base: A run whose model after the first task is taken over.
+        joint: The upper bound: one site, all images and labels.
+        engine: in-process, or flare: on NVIDIA FLARE's simulator.
+        workers: Clients at a time on FLARE's simulator.
+        progress: True: bars and lines as on the command line; False: silence; None: bars and lines on a terminal and
+            in a notebook; or an object of yours that hears of everything.
+
+    Returns:
+        The run. Its folder holds all of it, report.html included; `fiss.resume` goes on with it after a crash.
+
+    Example:
+        >>> run = fiss.run("shapes", method="fbl", seed=1, settings={"world.rounds": 2})
+        >>> fiss.run(fiss.preset("shapes").replace(method=fiss.FBL(pod_logits=0), training={"epochs": 1}))
+    """
+    from fiss.config.presets import choose, label
+    from fiss.reports.display import shown
+    from fiss.runs.run import free_path, path_of
+
+    first = path_of(base) if base else None
+    config = choose(what, method, ablate, settings or {}, seed, first, joint, monitor)
+    if engine not in ("in-process", "flare"):
+        raise unknown("engine", engine, ("in-process", "flare"))
+    path = Path(out) if out else free_path(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
+    with shown(progress) as told, _resumable(path):
+        if engine == "flare":
+            from fiss.simulation import on_flare
+
+            on_flare.simulate(config, path, workers, told)
+        else:
+            from fiss.simulation import experiment
+
+            experiment.start(config, path, told)
+        return _reported(path, told)
+
+
+def resume(run: Run | str | Path, progress: Progress | bool | None = None) -> Run:
+    """Go on with a run that was stopped; the result is the same as if it had not been.
+
+    Args:
+        run: A run or its folder.
+        progress: As for `fiss.run`.
+
+    Returns:
+        The finished run.
+
+    Example:
+        >>> fiss.resume("runs/demo/fbl")
+    """
+    from fiss.reports.display import shown
+    from fiss.runs.run import path_of
+    from fiss.simulation import experiment
+
+    path = path_of(run)
+    with shown(progress) as told, _resumable(path):
+        experiment.resume(path, told)
+        return _reported(path, told)
+
+
+def open_run(path: str | Path) -> Run:
+    """A run that is there already.
+
+    Args:
+        path: Its folder; that of a real federation too.
+
+    Returns:
+        The run: its config, scores, rounds, splits and models.
+
+    Example:
+        >>> fiss.open_run("runs/demo/fbl").scores
+    """
+    from fiss.runs.run import Run
+
+    found = Run(Path(path))
+    assert found.folder
+    return found
+
+
+def evaluate(
+    run: Run | str | Path, view: str | Sequence[str] = ("published", "full"), progress: Progress | bool | None = None
+) -> list[dict[str, Any]]:
+    """Score again the models after every task of a run; nothing in its folder changes.
+
+    Args:
+        run: A run or its folder.
+        view: published: centre crops; full: whole images; or both.
+        progress: As for `fiss.run`.
+
+    Returns:
+        One record for each task and view.
+
+    Example:
+        >>> fiss.evaluate("runs/demo/fbl", view="full")[-1]["miou"]
+    """
+    from fiss.data.transforms import View
+    from fiss.reports.display import shown
+    from fiss.runs.run import path_of
+    from fiss.simulation.experiment import rescore
+
+    views = (view,) if isinstance(view, str) else view
+    for name in views:
+        if name not in get_args(View):
+            raise unknown("view", name, get_args(View))
+    with shown(progress) as told:
+        return list(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
+
+
+def sweep(
+    what: str | Path | Config | Sequence[str | Path | Config],
+    methods: Sequence[str] = ("paper",),
+    seeds: Sequence[int] = (),
+    *,
+    jobs: int = 1,
+    share: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path = "runs/sweep",
+    progress: Progress | bool | None = None,
+) -> Sweep:
+    """Many runs: methods times seeds, the first task shared, what is done skipped, a report for each preset.
+
+    Args:
+        what: Presets, config files or configs, one or several.
+        methods: Names of methods, ablations (fbl-without-pod), joint; paper, ablations and all stand for several.
+        seeds: None: the preset's.
+        jobs: Runs at a time.
+        share: RCIL too takes the common first task over, split.
+        settings: Keys of the config and their values, for all runs.
+        out: Where the run folders go; give it again to go on.
+        progress: As for `fiss.run`.
+
+    Returns:
+        The runs, and the jobs that failed.
+
+    Example:
+        >>> done = fiss.sweep("shapes", ["finetune", "fbl"], seeds=[1, 2])
+        >>> fiss.compare(done.runs)
+    """
+    from fiss.reports.display import shown
+    from fiss.simulation.sweep import sweep as play
+
+    several = [what] if not isinstance(what, Sequence) or isinstance(what, str) else what
+    with shown(progress) as told:
+        done = play(several, methods, seeds, Path(out), jobs, share, settings or {}, told)
+        for name, own in done.by_preset.items():
+            _write_report([run.path for run in own], Path(out) / f"{name}.html", told)
+    return done
+
+
+def check_data(path: str | Path, progress: Progress | bool | None = None) -> DataCheck:
+    """Look for whatever is wrong with a data set.
+
+    Args:
+        path: A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`.
+        progress: As for `fiss.run`.
+
+    Returns:
+        What is in both splits, and every problem with its file.
+
+    Example:
+        >>> fiss.check_data("/data/mine").problems
+    """
+    from fiss.data.sources import check_data
+    from fiss.reports.display import shown
+
+    with shown(progress) as told:
+        return check_data(str(path), told)
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Whoever stops it is told how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        there = f"`fiss resume {path}` goes on from the last finished round."
+        raise KeyboardInterrupt(there if path.exists() else "Nothing was written yet.") from None
+
+
+def _reported(path: Path, progress: Progress) -> Run:
+    from fiss.runs.run import Run
+
+    _write_report([path], path / "report.html", progress)
+    return Run(path)
+
+
+def _write_report(runs: Sequence[Path], out: Path, progress: Progress) -> None:
+    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
+    from fiss.reports import report as reporting
+
+    try:
+        reporting.write(runs, out, progress)
+    except Exception as error:  # whatever it is, the run itself is done and safe
+        progress.notice(f"no report: {type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""Segmenting new images with a trained model: masks, and pictures in which a person sees what they mean."""
+"""Segmenting images with a trained model: masks, probabilities, and pictures in which a person sees what they mean."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,95 +12,141 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from fiss.config.config import Config, read_toml
-from fiss.data.dataset import read_image, read_lines
+from fiss.data.dataset import Bytes, read_image, read_lines
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.federation.private_names import private
 from fiss.models.segmenter import Segmenter, pad
 from fiss.progress import Progress
-from fiss.reports.pictures import colours_of
-from fiss.runs.folder import read_model
-from fiss.simulation.experiment import load_checked
+from fiss.runs.run import Where, load_model, open_model
 from fiss.training.device import pick_device
-from fiss.training.trainer import build_network
 
 AT_ONCE = 8
 """Channels enlarged at a time: a large image with many classes needs no more memory than one with few."""
+FIRST = (
+    "#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
+    "#9e9e9e", "#7f3fbf", "#8c564b", "#c7e9a0", "#fbb4ae",
+)  # fmt: skip
+"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """A model that is ready to look at images."""
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model sees in an image.
 
-    model: Segmenter
+    Args:
+        mask: The channel of every pixel, (H, W); 0 is background.
+        names: What each channel means, the background first.
+        logits_Chw: The model's own answer, at the size it saw the image.
+
+    Example:
+        >>> seen = fiss.Predictor(run)("photo.jpg")
+        >>> seen.names[seen.mask[0, 0]], seen.shares
+    """
+
+    mask: Bytes
     names: tuple[str, ...]
-    """Of channels 1, 2, ..."""
-    size: int
-    """Shorter side of the images it sees."""
+    logits_Chw: Tensor = field(repr=False)
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float32]:
+        """Of every channel at every pixel, (C, H, W); made when first asked for, since they are large."""
+        found_CHW = torch.empty((len(self.names), *self.mask.shape))
+        for first, part in _enlarged(self.logits_Chw, self.mask.shape):
+            found_CHW[first : first + len(part)] = part
+        found_CHW.sub_(found_CHW.amax(0)).exp_()  # in place: they may be as large as the memory allows
+        return found_CHW.div_(found_CHW.sum(0)).numpy()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the pixels of each class that is in it."""
+        counts = np.bincount(self.mask.ravel(), minlength=len(self.names)) / self.mask.size
+        return {name: float(share) for name, share in zip(self.names, counts, strict=True) if share}
 
 
-def load(path: Path, device: str = "auto", classes: Path | None = None) -> Predictor:
-    """The last model of a run folder, or a model file with the run's config.toml beside or above it. `classes` names
-    the classes where they travel as hashes."""
-    config, file = _found(path)
-    snapshot = read_model(file)
-    model = build_network(config, snapshot.label_space, pick_device(device), "none")
-    load_checked(model, snapshot, file)
-    names = snapshot.label_space.names
-    if config.federation.private_names:
-        names = _readable(names, config.federation.private_names, classes)
-    elif classes is not None:
-        raise UserError("--classes is for runs with federation.private_names, and this one has none.")
-    return Predictor(model.eval(), names, config.evaluation.size)
+class Predictor:
+    """A model that is ready to look at images.
+
+    Args:
+        run: A run or its folder, whose newest model it is; or a model file with the run's config.toml beside or above.
+        device: auto, cpu, cuda, cuda:N.
+        classes: A file of class names, one per line, where the model's are private.
+
+    Example:
+        >>> predictor = fiss.Predictor("runs/demo/fbl")
+        >>> predictor("photo.jpg").mask
+    """
+
+    def __init__(self, run: Where, device: str = "auto", classes: Path | str | None = None) -> None:
+        config, snapshot, file = open_model(run)
+        names, key = snapshot.label_space.names, config.federation.private_names
+        if classes is not None and not key:
+            raise UserError("--classes is for runs with federation.private_names, and this one has none.")
+        self.model = load_model(config, snapshot, file, pick_device(device))
+        self.names = ("background", *(_readable(names, key, classes) if key else names))
+        self.size = config.evaluation.size
+
+    @torch.inference_mode()
+    def __call__(self, image: Path | str | Bytes) -> Prediction:
+        """Segment an image: a file, or an array (H, W, 3) or (H, W) of bytes.
+
+        The model sees it at the size it was scored at; its logits are enlarged to the image's own.
+
+        Example:
+            >>> predictor(np.zeros((100, 80, 3), np.uint8)).mask.shape
+            (100, 80)
+        """
+        pixels = _rgb(read_image(Path(image)) if isinstance(image, (Path, str)) else image)
+        logits_Chw = logits_of(self.model, pixels, self.size)
+        best = torch.full(pixels.shape[:2], -torch.inf, device=logits_Chw.device)
+        found = torch.zeros(pixels.shape[:2], dtype=torch.uint8, device=logits_Chw.device)
+        for first, part in _enlarged(logits_Chw, pixels.shape[:2]):
+            top, channel = part.max(0)
+            better = top > best
+            best, found = torch.where(better, top, best), torch.where(better, (channel + first).to(torch.uint8), found)
+        return Prediction(found.cpu().numpy(), self.names, logits_Chw)
 
 
-def _found(path: Path) -> tuple[Config, Path]:
-    if path.is_dir():
-        try:
-            last = str(json.loads((path / "state.json").read_bytes())["weights"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: not a run folder with a finished round ({error}).") from error
-        return read_toml(path / "config.toml"), path / "weights" / f"{last}.safetensors"
-    for place_ in (path.parent, path.parent.parent):
-        if (place_ / "config.toml").is_file():
-            return read_toml(place_ / "config.toml"), path
-    raise UserError(f"{path}: its run's config.toml, which says what network it is, is neither beside nor above it.")
+def logits_of(model: Segmenter, image: Bytes, size: int = 0) -> Tensor:
+    """Logits (C, h, w) of an image (H, W, 3) whose shorter side is first made `size`; 0: as it is."""
+    height, width = image.shape[:2]
+    scale = size / min(height, width) if size else 1
+    small = [max(1, round(side * scale)) for side in (height, width)]
+    pixels = torch.tensor(image).permute(2, 0, 1)[None].to(next(model.parameters()).device).float()
+    if size:
+        pixels = F.interpolate(pixels, small, mode="bilinear", antialias=True).round()
+    padded, _ = pad(pixels, torch.zeros_like(pixels[:, 0], dtype=torch.uint8), model.divisor)
+    logits: Tensor = model(normalise(padded)).logits_BCHW
+    return logits[0, :, : small[0], : small[1]].float()
 
 
-def _readable(names: Sequence[str], key: str, classes: Path | None) -> tuple[str, ...]:
+def _enlarged(logits_Chw: Tensor, size: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
+    """The logits at that size, a few channels at a time, each time with the first one's number."""
+    for first in range(0, len(logits_Chw), AT_ONCE):
+        yield first, F.interpolate(logits_Chw[None, first : first + AT_ONCE], size, mode="bilinear")[0]
+
+
+def _rgb(image: Bytes) -> Bytes:
+    image = np.asarray(image)
+    if image.ndim == 2:
+        image = np.stack([image] * 3, -1)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise UserError(f"An image of shape {image.shape} and type {image.dtype}: expected (H, W, 3) or (H, W), uint8.")
+    return image
+
+
+def _readable(names: Sequence[str], key: str, classes: Path | str | None) -> tuple[str, ...]:
     if classes is None:
         raise UserError(
             "The class names of this model are private: --classes FILE, one name per line, makes them readable."
         )
-    own = {private(name, key): name for name in read_lines(classes)}
+    own = {private(name, key): name for name in read_lines(Path(classes))}
     lost = [name for name in names if name not in own]
     if lost:
         raise UserError(f"{classes}: {len(lost)} of the model's {len(names)} classes are not in it.")
     return tuple(own[name] for name in names)
-
-
-@torch.inference_mode()
-def segment(predictor: Predictor, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The channel of every pixel of an image (H, W, 3). The model sees it at the size it was scored at; its logits are
-    enlarged to the image's own."""
-    model = predictor.model
-    height, width = image.shape[:2]
-    scale = predictor.size / min(height, width)
-    small = [max(1, round(side * scale)) for side in (height, width)]
-    pixels = torch.tensor(image).permute(2, 0, 1)[None].to(next(model.parameters()).device)
-    resized = F.interpolate(pixels.float(), small, mode="bilinear", antialias=True).round()
-    padded, _ = pad(resized, torch.zeros_like(resized[:, 0], dtype=torch.uint8), model.divisor)
-    logits = model(normalise(padded)).logits_BCHW[..., : small[0], : small[1]].float()
-    best = torch.full((height, width), -torch.inf, device=logits.device)
-    found = torch.zeros((height, width), dtype=torch.uint8, device=logits.device)
-    for first in range(0, logits.shape[1], AT_ONCE):
-        part = F.interpolate(logits[:, first : first + AT_ONCE], (height, width), mode="bilinear")[0]
-        top, channel = part.max(0)
-        better = top > best
-        best, found = torch.where(better, top, best), torch.where(better, (channel + first).to(torch.uint8), found)
-    return found.cpu().numpy()
 
 
 def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Progress) -> list[dict[str, Any]]:
@@ -114,7 +160,7 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Pro
     for name in ("masks", "classes.txt"):
         if (out / name).exists():  # it may be what people have drawn
             raise UserError(f"{out / name} is there already and is not written over: --out names another folder.")
-    colours = colours_of(len(predictor.names) + 1)
+    colours = colours_of(len(predictor.names))
     records: list[dict[str, Any]] = []
     problems: list[UserError] = []
     progress.start("segmenting", len(images))
@@ -129,25 +175,22 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Pro
         if not records:
             for folder in ("masks", "overlays"):
                 (out / folder).mkdir(parents=True, exist_ok=True)
-            (out / "classes.txt").write_text("\n".join(predictor.names) + "\n", encoding="utf-8")
-        labels = segment(predictor, image)
-        mask = Image.fromarray(labels, "P")
+            (out / "classes.txt").write_text("\n".join(predictor.names[1:]) + "\n", encoding="utf-8")
+        seen = predictor(image)
+        mask = Image.fromarray(seen.mask, "P")
         mask.putpalette(colours.tobytes())
         mask.save(out / "masks" / f"{path.stem}.png")
-        counts = np.bincount(labels.ravel(), minlength=len(colours)) / labels.size
-        shares = {name: float(counts[i]) for i, name in enumerate(("background", *predictor.names)) if counts[i]}
-        overlay(image, labels, predictor.names, colours).save(out / "overlays" / f"{path.stem}.png")
-        records.append({"image": str(path), "shares": shares})
+        overlay(image, seen, colours).save(out / "overlays" / f"{path.stem}.png")
+        records.append({"image": str(path), "shares": seen.shares})
     progress.finish()
     if not records:
         raise problems[0]
     return records
 
 
-def overlay(
-    image: NDArray[np.uint8], labels: NDArray[np.uint8], names: Sequence[str], colours: NDArray[np.uint8]
-) -> Image.Image:
+def overlay(image: Bytes, seen: Prediction, colours: Bytes) -> Image.Image:
     """The image with its classes coloured, their edges drawn, and a legend of those that are in it."""
+    labels = seen.mask
     painted = np.where((labels > 0)[..., None], 0.45 * image + 0.55 * colours[labels], 0.8 * image)
     edge = np.zeros(labels.shape, bool)
     edge[1:] |= labels[1:] != labels[:-1]
@@ -164,5 +207,20 @@ def overlay(
     for row, i in enumerate(there):
         y = image.shape[0] + line * row
         pen.rectangle((2, y + 2, line - 2, y + line - 2), fill=tuple(int(v) for v in colours[i]))
-        pen.text((line + 4, y), names[i - 1], fill="black", font=font)
+        pen.text((line + 4, y), seen.names[i], fill="black", font=font)
     return page
+
+
+def colours_of(count: int) -> Bytes:
+    """One colour per class, (count, 3); the first is the background's."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    more = [colormaps["tab20b"](k % 20)[:3] for k in range(max(0, count - len(FIRST)))]
+    return (np.array([*(to_rgb(c) for c in FIRST), *more][:count]) * 255).astype(np.uint8)
+
+
+def paint(labels: NDArray[np.int64], colours: Bytes) -> Bytes:
+    """Class ids in their colours; what is ignored is white."""
+    white = np.full((1, 3), 255, np.uint8)
+    return np.concatenate([colours, white])[np.minimum(labels, len(colours))]

@@ -1,10 +1,18 @@
 """What the work tells a person while it goes on. The display listens; by default nobody does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class Progress:
-    """Hears of everything that takes time; this one ignores it all."""
+    """Hears of everything that takes time; this one ignores it all.
+
+    Example:
+        >>> class Notices(fiss.Progress):
+        ...     def notice(self, text):
+        ...         print(text)
+        >>> fiss.run("shapes", progress=Notices())
+    """
 
     def notice(self, text: str) -> None:
         """Something a person should know, though nothing has to be done."""
@@ -32,3 +40,9 @@ class Progress:
 
     def scored(self, record: Mapping[str, object]) -> None:
         """A model has been scored; the record is the line in scores.jsonl."""
+
+    def jobs(self, board: Sequence[Any]) -> None:
+        """Where the runs of a sweep stand (`JobStatus` in fiss/simulation/sweep.py); told again and again."""
+
+    def ended(self, job: Any) -> None:
+        """A run of a sweep has finished or failed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from fiss import methods
 from fiss.config.config import Config, flat, method_for, to_dict
 from fiss.config.identity import SAME_ROW, differences
-from fiss.config.presets import exact_label, find, label
+from fiss.config.presets import exact_label, label, preset
 from fiss.runs.folder import RunFolder
 
 
@@ -47,8 +47,8 @@ def nearest(config: Config) -> str:
 def changed(config: Config) -> dict[str, object]:
     """Keys that differ from the preset of the same name with the method as it stands there."""
     own = config.method if exact_label(config) else method_for(config.data.name, nearest(config))
-    preset, now = replace(find(config.name), method=own), flat(to_dict(config))
-    return {key: now[key] for key in differences(config, preset, ignoring=(*SAME_ROW, "joint")) if key in now}
+    plain, now = replace(preset(config.name), method=own), flat(to_dict(config))
+    return {key: now[key] for key in differences(config, plain, ignoring=(*SAME_ROW, "joint")) if key in now}
 
 
 def percent(values: dict[str, float | None]) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import heldout
 
 from fiss.config.config import Config, parse_settings, with_settings
-from fiss.config.presets import find
+from fiss.config.presets import preset
 from fiss.metrics import summary
 from fiss.runs.folder import RunFolder
 from fiss.simulation import sweep
@@ -20,7 +20,7 @@ from fiss.simulation import sweep
 
 def config(record: dict, out: Path) -> Config:
     """That of a recorded run."""
-    jobs = sweep.plan(find(record["preset"]), [record["method"]], [record["seed"]], out, share=True)
+    jobs = sweep.plan(preset(record["preset"]), [record["method"]], [record["seed"]], out, share=True)
     job = next(job for job in jobs if job.name == record["method"])
     changed = {**record["changed"], "training.compile": record["compiled"]}
     return with_settings(job.config, parse_settings(heldout.settings(changed)))

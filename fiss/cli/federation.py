@@ -71,10 +71,10 @@ def site_(
     stay as site.toml has them."""
     from rich.console import Console
 
-    from fiss.cli.display import Display
     from fiss.deployment.provisioning import refuse_old_kits
     from fiss.deployment.site_config import write_site
     from fiss.deployment.site_folder import describe
+    from fiss.reports.display import Display
 
     refuse_old_kits(kit)
     with Display(Console()) as display:
@@ -92,8 +92,8 @@ def run_(
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from rich.console import Console
 
-    from fiss.cli.display import Display
     from fiss.deployment.supervisor import supervise
+    from fiss.reports.display import Display
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
@@ -112,7 +112,7 @@ def status(folder: Folder) -> None:
     """Where it stands: round, classes, sites, the last transitions, losses, who was missing or refused."""
     from rich.console import Console
 
-    from fiss.cli.listings import federation_table
+    from fiss.cli.tables import federation_table
     from fiss.deployment.supervisor import survey
 
     Console().print(federation_table(survey(folder)))

@@ -1,27 +1,36 @@
-"""The command line. Heavy libraries are imported inside the commands, so that --help answers at once."""
+"""The command line: parses, calls the API, prints. What is heavy is imported inside the commands, so that --help
+answers at once."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import fiss
 from fiss.cli import federation
 from fiss.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from fiss.cli.display import Display
 
 app = typer.Typer(
     help="Federated incremental semantic segmentation: many sites, one model, classes that keep arriving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 data = typer.Typer(help="Data sets.", no_args_is_help=True)
 app.add_typer(data, name="data")
 app.add_typer(federation.app, name="federation")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        print(f"fiss {fiss.__version__}")
+        raise typer.Exit
+
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
@@ -56,34 +65,29 @@ def run_(
     ] = None,
 ) -> None:
     """Run an experiment: a federation that learns class after class."""
-    from fiss.config.presets import choose, label
-    from fiss.simulation import experiment
-
-    config = choose(what, method, ablate or [], setting or [], seed, base, joint, monitor)
-
-    if engine not in ("in-process", "flare"):
-        raise unknown("engine", engine, ("in-process", "flare"))
-    out = out or _free(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
-    with _display() as display:
-        if engine == "flare":
-            from fiss.simulation import on_flare
-
-            _with_hint(lambda: on_flare.simulate(config, out, workers, display), out)
-        else:
-            _with_hint(lambda: experiment.start(config, out, display), out)
-        _report([out], out / "report.html", display)
-    _closing(out)
+    with _stoppable():
+        run = fiss.run(
+            what,
+            method=method,
+            seed=seed,
+            out=out,
+            settings=_settings(setting),
+            ablate=ablate or [],
+            monitor=monitor,
+            base=base,
+            joint=joint,
+            engine=engine,
+            workers=workers,
+            progress=True,
+        )
+    _closing(run)
 
 
 @app.command()
 def resume(run: RunPath) -> None:
     """Go on with a run that was stopped; the result is the same as if it had not been."""
-    from fiss.simulation import experiment
-
-    with _display() as display:
-        _with_hint(lambda: experiment.resume(run, display), run)
-        _report([run], run / "report.html", display)
-    _closing(run)
+    with _stoppable():
+        _closing(fiss.resume(run, progress=True))
 
 
 @app.command("eval")
@@ -95,20 +99,17 @@ def eval_(
     """Score again the models after every task of a run."""
     from json import dumps
 
-    from fiss.cli.display import score_table
-    from fiss.simulation import experiment
+    from rich.console import Console
 
-    chosen = tuple(view or ("published", "full"))
-    for name in chosen:
-        if name not in ("published", "full"):
-            raise unknown("view", name, ["published", "full"])
-    with _display(to_stderr=json) as display:
-        records = list(experiment.rescore(run, chosen, display))  # type: ignore[arg-type]
-        if json:
-            for record in records:
-                print(dumps(record))
-        else:
-            display.console.print(score_table(records, str(run)))
+    from fiss.cli.tables import score_table
+    from fiss.reports.display import Display
+
+    with Display(Console(stderr=json)) as display:
+        records = fiss.evaluate(run, view or ("published", "full"), display)
+    if not json:
+        _print(score_table(records, str(run)))
+    for record in records if json else ():
+        print(dumps(record))
 
 
 @app.command()
@@ -130,48 +131,17 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Where the run folders go; give it again to go on.")] = Path("runs/sweep"),
 ) -> None:
     """Many runs with one command: methods times seeds, the first task shared, what is done skipped."""
-    from contextlib import nullcontext
-
-    from rich.console import Console
-    from rich.live import Live
-
-    from fiss.cli.display import sweep_table
-    from fiss.config.presets import choose
-    from fiss.simulation import sweep as sweeping
-
-    for pair in setting or []:
-        if pair.startswith("method."):
-            raise UserError(
-                f"--set {pair}: a sweep has many methods; put this one into a config file and name the file."
-            )
-    presets = [choose(one, settings=setting or []) for one in what]
-    names = sweeping.contenders([word.strip() for word in methods_.split(",") if word.strip()])
-    plans = [sweeping.plan(preset, names, sweeping.numbers(seeds) or [preset.seed], out, share) for preset in presets]
-    plan = [job for one in plans for job in one]
-    sweeping.check(plan)
-    console = Console()
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-    with live or nullcontext():
-
-        def tell(board: Sequence[sweeping.JobStatus]) -> None:
-            if live:
-                live.update(sweep_table(board), refresh=True)
-
-        ended = []
-        for progress in sweeping.play(plan, jobs, tell):
-            ended.append(progress)
-            if not live:
-                scores = "  ".join("-" if v is None else f"{v:.1f}" for v in progress.miou)
-                print(f"{progress.state}: {progress.job.folder.name}  {scores}  {progress.detail}", flush=True)
-    for preset, own in zip(presets, plans, strict=True):
-        good = [job.folder for job in own if sweeping.has_scores(job)]
-        if good:
-            compare(good, preset.evaluation.views[0], False)
-            with _display() as display:
-                _report(good, out / f"{preset.name}.html", display)
-    failed = [p for p in ended if p.state == "failed"]
-    if failed:
-        raise UserError(f"{len(failed)} of {len(plan)} runs failed: {failed[0].job.folder.name}: {failed[0].detail}")
+    try:
+        numbers = [int(word) for word in seeds.split(",") if word.strip()]
+    except ValueError:
+        raise UserError(f"--seeds {seeds}: expected whole numbers separated by commas.") from None
+    names = [word.strip() for word in methods_.split(",") if word.strip()]
+    done = fiss.sweep(what, names, numbers, jobs=jobs, share=share, settings=_settings(setting), out=out, progress=True)
+    for own in done.by_preset.values():
+        compare([run.path for run in own], own[0].config.evaluation.views[0], False)
+    if failed := done.failed:
+        first = f"{failed[0].job.folder.name}: {failed[0].detail}"
+        raise UserError(f"{len(failed)} of {len(done.jobs)} runs failed: {first}")
 
 
 @app.command()
@@ -182,7 +152,9 @@ def demo(
     ] = None,
 ) -> None:
     """Finetuning and FBL side by side on the built-in data set, with a picture at the end."""
-    out = out or _free(Path("runs") / "demo")
+    from fiss.runs.run import free_path
+
+    out = out or free_path(Path("runs") / "demo")
     setting = ["world.sample_ratio=0.55", *(setting or [])]  # two runs of the preset, made a little shorter
     base = None
     for method in ("finetune", "fbl"):
@@ -200,13 +172,7 @@ def picture(
     out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
 ) -> None:
     """Images, truth, and what each run sees after its last task; and how its old classes fared."""
-    from rich.markup import escape
-
-    from fiss.reports import pictures
-
-    with _display() as display:
-        pictures.draw(runs, out, display)
-        display.console.print(f"{escape(str(out))}  [dim]the same images, segmented by each run[/]", highlight=False)
+    _said(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
 
 
 @app.command()
@@ -216,14 +182,13 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """Runs side by side: mean and deviation over seeds."""
-    from fiss.cli.display import CAPTION, show
-    from fiss.reports import comparison
+    from fiss.cli.tables import CAPTION, show
 
-    compared = comparison.compare(runs, view)
+    compared = fiss.compare(runs, view)
     if markdown:
         print(compared.markdown())
-        return
-    show(compared, CAPTION)
+    else:
+        show(compared, CAPTION)
 
 
 @app.command()
@@ -235,14 +200,16 @@ def predict(
     classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
 ) -> None:
     """Segment new images: masks, and overlays with the classes' names."""
-    from fiss import predict as predicting
-    from fiss.cli.display import prediction_table
+    from rich.console import Console
+
+    from fiss.cli.tables import prediction_table
     from fiss.data.dataset import files_by_stem
+    from fiss.predict import write
+    from fiss.reports.display import Display
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
-    with _display() as display:
-        records = predicting.write(predicting.load(model, device, classes), found, out, display)
-        display.console.print(prediction_table(records, str(out)))
+    with Display(Console()) as display:
+        _print(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
 
 
 @app.command()
@@ -251,7 +218,7 @@ def monitors(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
     """How every monitor would have done with what the clients of these runs measured."""
-    from fiss.cli.display import show
+    from fiss.cli.tables import show
     from fiss.reports import comparison
 
     for found in comparison.monitors(runs):
@@ -267,14 +234,8 @@ def report(
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
     """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
-    from rich.markup import escape
-
-    from fiss.reports import report as reporting
-
-    with _display() as display:
-        reporting.write(runs, out, display)
-        size = out.stat().st_size / 1e6
-        display.console.print(f"{escape(str(out))}  [dim]{size:.1f} MB, opens in any browser[/]", highlight=False)
+    written = fiss.report(runs, out, progress=True).path
+    _said(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
 @app.command()
@@ -287,7 +248,7 @@ def table(
     form: Annotated[str, typer.Option("--format", help="terminal, markdown or csv.")] = "terminal",
 ) -> None:
     """The paper's tables, our numbers beside the published ones."""
-    from fiss.cli.display import show
+    from fiss.cli.tables import show
     from fiss.reports import paper
 
     forms = ("terminal", "markdown", "csv")
@@ -303,12 +264,11 @@ def table(
 @app.command()
 def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.")] = "") -> None:
     """List the presets, or show one as TOML."""
-    from fiss.cli.listings import preset_table
-    from fiss.config import presets as known
+    from fiss.cli.tables import preset_table
     from fiss.config.config import to_toml
 
     if name:
-        print(to_toml(known.find(name)), end="")
+        print(to_toml(fiss.preset(name)), end="")
     else:
         _print(preset_table())
 
@@ -316,7 +276,7 @@ def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as 
 @app.command()
 def methods() -> None:
     """List the methods and their fields."""
-    from fiss.cli.listings import method_table
+    from fiss.cli.tables import method_table
 
     _print(method_table())
 
@@ -331,54 +291,45 @@ def data_check(
     ],
 ) -> None:
     """Validate a data set: a table of what is in it, and every problem with its file."""
-    from fiss.cli.listings import check_data
+    from rich.markup import escape
 
-    with _display() as display:
-        problems = check_data(path, display)
-    if problems:
-        raise UserError(f"{problems} problem(s) in {path}.")
-    display.console.print("no problems", style="green")
+    from fiss.cli.tables import data_table
 
-
-def _free(path: Path) -> Path:
-    """`path`, or path-2, path-3, ...: the first that is not there."""
-    numbered = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
-    return next(p for p in numbered if not p.exists())
+    found = fiss.check_data(path, progress=True)
+    _print(data_table(found))
+    for problem in found.problems:
+        _print(f"[red]problem:[/] {escape(problem)}")
+    if found.problems:
+        raise UserError(f"{len(found.problems)} problem(s) in {path}.")
+    _print("[green]no problems[/]")
 
 
-def _display(to_stderr: bool = False) -> "Display":
-    from rich.console import Console
+def _settings(pairs: list[str] | None) -> dict[str, str]:
+    from fiss.config.config import parse_settings
 
-    from fiss.cli.display import Display
-
-    return Display(Console(stderr=to_stderr))
+    return parse_settings(pairs or [])
 
 
-def _with_hint(work: Callable[[], object], out: Path) -> None:
+@contextmanager
+def _stoppable() -> Iterator[None]:
     try:
-        work()
-    except KeyboardInterrupt:
-        there = f"`fiss resume {out}` goes on from the last finished round."
-        hint = f" {there}" if out.exists() else " Nothing was written yet."
-        print(f"\nStopped.{hint}", file=sys.stderr)
+        yield
+    except KeyboardInterrupt as stopped:
+        print(f"\nStopped. {stopped}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _report(runs: list[Path], out: Path, display: "Display") -> None:
-    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
-    from fiss.reports import report as reporting
+def _closing(run: "fiss.Run") -> None:
+    from fiss.cli.tables import closing
 
-    try:
-        reporting.write(runs, out, display)
-    except Exception as error:  # whatever it is, the run itself is done and safe
-        display.notice(f"no report: {type(error).__name__}: {error}")
-
-
-def _closing(out: Path) -> None:
-    from fiss.cli.listings import closing
-
-    for line in closing(out):
+    for line in closing(run):
         _print(line)
+
+
+def _said(path: Path, what: str) -> None:
+    from rich.markup import escape
+
+    _print(f"{escape(str(path))}  [dim]{what}[/]")
 
 
 def _print(what: object) -> None:

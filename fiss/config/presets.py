@@ -11,6 +11,7 @@ from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import unknown
 from fiss.federation.spec import TaskSpec, WorldSpec
+from fiss.methods.base import Method
 from fiss.models.segmenter import ModelSpec
 from fiss.training.spec import EvaluationSpec, TrainingSpec
 
@@ -133,11 +134,33 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
-def find(name: str) -> Config:
-    """The preset of that name."""
+def preset(name: str) -> Config:
+    """A ready-made config.
+
+    Args:
+        name: One of `fiss.list_presets()`.
+
+    Returns:
+        A frozen value; `.replace(...)` gives another one.
+
+    Example:
+        >>> fiss.preset("voc-15-1").replace(seed=1, training={"batch": 12})
+    """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]()
+
+
+def list_presets() -> dict[str, str]:
+    """The ready-made configs.
+
+    Returns:
+        By name, what each is.
+
+    Example:
+        >>> fiss.list_presets()["shapes"]
+    """
+    return {name: " ".join((make.__doc__ or "").split()) for name, make in PRESETS.items()}
 
 
 def exact_label(config: Config) -> str | None:
@@ -161,8 +184,8 @@ def label(config: Config) -> str:
 
 
 def choose(
-    what: str,
-    method: str = "",
+    what: str | Path | Config,
+    method: str | Method = "",
     ablate: Sequence[str] = (),
     settings: Sequence[str] | Mapping[str, Any] = (),
     seed: int | None = None,
@@ -170,8 +193,13 @@ def choose(
     joint: bool = False,
     monitor: str = "",
 ) -> Config:
-    """A preset or a config file, changed as the command line asks; settings come last."""
-    config = read_toml(Path(what)) if what.endswith(".toml") else find(what)
+    """A preset, a config file or a config, changed as the command line asks; settings come last."""
+    if isinstance(what, Config):
+        config = what
+    else:
+        config = read_toml(Path(what)) if str(what).endswith(".toml") else preset(str(what))
+    if isinstance(method, Method):
+        config, method = config.replace(method=method), ""
     changes = dict(settings if isinstance(settings, Mapping) else parse_settings(list(settings)))
     named = {key: name for key, name in (("method.name", method), ("monitor.name", monitor)) if name}
     own = {k: changes.pop(k) for k in list(changes) if k.startswith("method.") and k != "method.name"}

@@ -80,15 +80,43 @@ def build(split: Split, classes: tuple[str, ...], progress: Progress | None = No
     return index
 
 
+@dataclass(frozen=True)
+class DataCheck:
+    """What is in a data set and what is wrong with it.
+
+    Args:
+        dataset: Its classes and splits.
+        train: Pixels of every class in every training image.
+        val: The same of the validation images.
+        notices: What is good to know.
+        problems: What is wrong, with file names.
+
+    Example:
+        >>> fiss.check_data("/data/mine").problems
+    """
+
+    dataset: Dataset
+    train: Index
+    val: Index
+    notices: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def inspect(dataset: Dataset, progress: Progress | None = None) -> DataCheck:
+    """Read every file of a data set."""
+    train, val = (build(split, dataset.classes, progress) for split in (dataset.train, dataset.val))
+    notices = (*dataset.notices, *missing_classes(dataset, train, val))
+    return DataCheck(dataset, train, val, notices, all_problems(dataset, train, val))
+
+
 def check(dataset: Dataset, progress: Progress | None = None) -> tuple[Index, Index]:
     """Both indices, or one error that lists what is wrong with the data set."""
-    train, val = (build(split, dataset.classes, progress) for split in (dataset.train, dataset.val))
-    problems = all_problems(dataset, train, val)
-    if problems:
+    found = inspect(dataset, progress)
+    if problems := found.problems:
         shown = "\n  ".join(problems[:20])
         more = f"\n  ... and {len(problems) - 20} more; `fiss data check` lists all" if len(problems) > 20 else ""
         raise UserError(f"The data set has {len(problems)} problem(s); nothing was started.\n  {shown}{more}")
-    return train, val
+    return found.train, found.val
 
 
 def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fiss.data import ade20k, folder, shapes, voc
 from fiss.data.dataset import Dataset
+from fiss.data.index import DataCheck, inspect
 from fiss.errors import UserError, unknown
+from fiss.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,11 @@ def recognise(root: Path) -> DataSpec:
         f"{root}: no data set known here. Expected images/, masks/ and classes.txt, or the tree of VOC 2012 "
         "(JPEGImages/, ImageSets/Segmentation/), or of ADE20k (images/training/, annotations/training/)."
     )
+
+
+def check_data(path: str, progress: Progress) -> DataCheck:
+    """What is in the data set at `path`, or in `shapes`, and what is wrong with it."""
+    found = inspect(open_dataset(DataSpec() if path == "shapes" else recognise(Path(path).expanduser())), progress)
+    for notice in found.notices:
+        progress.notice(notice)
+    return found

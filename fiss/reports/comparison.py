@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from csv import writer
 from dataclasses import dataclass, replace
+from html import escape
 from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,11 +21,22 @@ from fiss.errors import UserError
 from fiss.monitors.accuracy import by_client, replay, total
 from fiss.monitors.rules import RULES
 from fiss.runs.folder import RunFolder
+from fiss.runs.run import Where, html_table, path_of
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of strings: what the runs share, a heading, rows, and what to know about them."""
+    """A table of strings: what the runs share, a heading, rows, and what to know about them.
+
+    Args:
+        title: What it is about.
+        head: The names of its columns.
+        rows: Its cells.
+        notes: What to know about it.
+
+    Example:
+        >>> fiss.compare([run, other]).to_pandas()
+    """
 
     title: str
     head: tuple[str, ...]
@@ -43,12 +55,33 @@ class Comparison:
         writer(text, lineterminator="\n").writerows([(self.title,), self.head, *self.rows])
         return text.getvalue()
 
+    def to_pandas(self) -> Any:
+        """As a pandas.DataFrame, where pandas is installed."""
+        import pandas
 
-def compare(paths: Iterable[Path], view: str) -> Comparison:
-    """mIoU after each task, then old, new and forgetting after the last, of every method and preset."""
+        return pandas.DataFrame(self.rows, columns=self.head)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<p><b>{escape(self.title)}</b>, percent</p>{html_table(self.head, self.rows)}{notes}"
+
+
+def compare(runs: Iterable[Where], view: str = "published") -> Comparison:
+    """Runs side by side: mean and deviation over seeds.
+
+    Args:
+        runs: Runs or their folders.
+        view: published or full.
+
+    Returns:
+        A table that shows itself in a notebook; `.markdown()`, `.csv()` and `.to_pandas()` give it elsewhere.
+
+    Example:
+        >>> print(fiss.compare(["runs/demo/finetune", "runs/demo/fbl"]).markdown())
+    """
     groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[Config, list[dict[str, Any]]]]] = defaultdict(dict)
     notes = []
-    for path in paths:
+    for path in map(path_of, runs):
         folder = RunFolder.open(path)
         config = folder.config()
         scores = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
@@ -68,12 +101,12 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
     configs = [next(iter(group.values()))[0] for group in groups.values()]
     rows = []
     for name, config, group in zip(labels(configs), configs, groups.values(), strict=True):
-        runs = [ends for _, ends in group.values()]
-        cells = [cell([ends[t]["miou"] for ends in runs if t < len(ends)]) for t in range(tasks)]
+        own = [ends for _, ends in group.values()]
+        cells = [cell([ends[t]["miou"] for ends in own if t < len(ends)]) for t in range(tasks)]
         if config.joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
-        cells += [cell([ends[-1][key] for ends in runs]) for key in ("old", "new", "forgetting")]
-        rows.append((name, str(len(runs)), *cells))
+        cells += [cell([ends[-1][key] for ends in own]) for key in ("old", "new", "forgetting")]
+        rows.append((name, str(len(own)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     presets = ", ".join(dict.fromkeys(config.name for config in configs))
     return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))

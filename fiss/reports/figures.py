@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fiss.runs.run import html_table
+
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#7f3fbf", "#8c564b", "#9e9e9e")
 """Okabe and Ito's first: colour-blind readers tell them apart. Markers and line styles differ too."""
 ACROSS = 24
@@ -88,9 +90,7 @@ def grid(
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of strings."""
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return f'<div class="wide">{html_table(head, rows)}</div>'
 
 
 def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> str:

@@ -16,19 +16,14 @@ from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import Segmenter, pad
+from fiss.predict import FIRST, colours_of, logits_of, paint
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.simulation.experiment import load_checked
+from fiss.runs.run import load_model
 from fiss.simulation.scenario import Scenario, open_scenario
 
 SHOWN = 4
 """Images in a picture."""
-FIRST = (
-    "#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
-    "#9e9e9e", "#7f3fbf", "#8c564b", "#c7e9a0", "#fbb4ae",
-)  # fmt: skip
-"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
-
 Labels = NDArray[np.int64]
 
 
@@ -55,7 +50,7 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     colours = colours_of(len(scenarios[0].dataset.classes) + 1)
     for row, i in enumerate(images):
         picture, mask = scenarios[0].dataset.val.read(i)
-        tiles = [picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)]
+        tiles = [picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)]
         for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
             axes = figure.add_subplot(grid[row, column])
             axes.imshow(tile, interpolation="nearest")
@@ -84,8 +79,7 @@ def _chosen(scenario: Scenario) -> list[int]:
 def _model(scenario: Scenario, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
     """The model after a task, ready to look at images."""
     snapshot = folder.read_weights(f"task-{task}")
-    model = scenario.network(snapshot.label_space).eval()
-    load_checked(model, snapshot, folder.path)
+    model = load_model(scenario.config, snapshot, folder.path, scenario.device)
     return model, scenario.readable(snapshot.label_space)
 
 
@@ -104,11 +98,8 @@ def _predictions(scenario: Scenario, folder: RunFolder, images: Sequence[int], t
     ids, found = _ids(scenario, space), []
     with torch.inference_mode():
         for i in images:
-            picture, mask = scenario.dataset.val.read(i)
-            batch = torch.tensor(picture).permute(2, 0, 1)[None].to(scenario.device)
-            batch, _ = pad(batch, torch.zeros_like(batch[:, 0]), model.divisor)
-            channels = model(normalise(batch)).logits_BCHW.argmax(1)[0, : mask.shape[0], : mask.shape[1]]
-            found.append(ids[channels.cpu().numpy()])
+            picture, _ = scenario.dataset.val.read(i)
+            found.append(ids[logits_of(model, picture).argmax(0).cpu().numpy()])
     return found
 
 
@@ -120,7 +111,7 @@ def segmentation_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str]
     rows = []
     for row, i in enumerate(images):
         picture, mask = scenario.dataset.val.read(i)
-        rows.append([picture, _paint(mask.astype(np.int64), colours), *(_paint(s[row], colours) for s in seen)])
+        rows.append([picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)])
     return ["image", "truth", *(f"task {task}" for task in tasks)], rows
 
 
@@ -155,7 +146,7 @@ def pseudo_label_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str]
     side = config.augment.crop
     for row in range(min(3, len(pictures))):
         maps = (masks[row].numpy(), *(ids[m[row, :side, :side].cpu().numpy()] for m in (labels, given)))
-        rows.append([pictures[row].permute(1, 2, 0).numpy(), *(_paint(m.astype(np.int64), colours) for m in maps)])
+        rows.append([pictures[row].permute(1, 2, 0).numpy(), *(paint(m.astype(np.int64), colours) for m in maps)])
     return ["image", "truth", "labels of the client", "with pseudo labels"], rows
 
 
@@ -163,17 +154,3 @@ def _old_classes(folder: RunFolder) -> list[float]:
     ends: list[dict[str, Any]] = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
     ends = [r for r in ends if r["view"] == ends[0]["view"]]
     return [r["old_foreground"] if r["old_foreground"] is not None else r["base_foreground"] for r in ends]
-
-
-def colours_of(count: int) -> NDArray[np.uint8]:
-    """One colour per class, (count, 3); the first is the background's."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    more = [colormaps["tab20b"](k % 20)[:3] for k in range(max(0, count - len(FIRST)))]
-    return (np.array([*(to_rgb(c) for c in FIRST), *more][:count]) * 255).astype(np.uint8)
-
-
-def _paint(labels: Labels, colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    white = np.full((1, 3), 255, np.uint8)  # what is ignored
-    return np.concatenate([colours, white])[np.minimum(labels, len(colours))]

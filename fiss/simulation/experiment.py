@@ -20,6 +20,7 @@ from fiss.monitors import accuracy
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
+from fiss.runs.run import load_checked
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.evaluate import evaluate, scored_images
@@ -274,12 +275,3 @@ def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator
             record = score_record(scenario, past, model, snapshot.label_space, view, task, progress)
             past.append({"task": task, "ends_task": True, **record})
             yield past[-1]
-
-
-def load_checked(model: Segmenter, snapshot: Snapshot, where: Path) -> None:
-    """Load a snapshot that may come from elsewhere."""
-    try:
-        model.load(snapshot.weights, snapshot.label_space.sizes)
-    except RuntimeError as error:
-        first = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        raise UserError(f"{where}: {snapshot.name} does not fit the network of this config ({first}).") from error

@@ -8,19 +8,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 from fiss import methods
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import differences
+from fiss.config.presets import choose
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.lock import locked
+from fiss.runs.run import Run
 from fiss.simulation.scenario import is_announced
 
 PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
@@ -38,14 +42,6 @@ def contenders(words: Sequence[str]) -> list[str]:
         if name not in known and ":" not in name:
             raise unknown("method", name, [*known, "or package.module:Class"])
     return list(dict.fromkeys(named))
-
-
-def numbers(text: str) -> list[int]:
-    """Seeds as the command line gives them."""
-    try:
-        return [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise UserError(f"--seeds {text}: expected whole numbers separated by commas.") from None
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,63 @@ class JobStatus:
     """Of the logs when they were last read."""
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep leaves.
+
+    Args:
+        jobs: All its runs, and where each stands.
+
+    Example:
+        >>> fiss.compare(fiss.sweep("shapes", ["finetune", "fbl"]).runs)
+    """
+
+    jobs: tuple[JobStatus, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those that can be compared: at least one task of them is finished."""
+        return [Run(status.job.folder) for status in self.jobs if status.miou]
+
+    @property
+    def failed(self) -> list[JobStatus]:
+        """Those that did not finish, `detail` says why."""
+        return [status for status in self.jobs if status.state == "failed"]
+
+    @property
+    def by_preset(self) -> dict[str, list[Run]]:
+        """`runs` by the name of their preset."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs:
+            found.setdefault(run.config.name, []).append(run)
+        return found
+
+
+def sweep(
+    what: Sequence[str | Path | Config],
+    names: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    parallel: int,
+    share: bool,
+    settings: Mapping[str, Any],
+    progress: Progress,
+) -> Sweep:
+    """Play every method with every seed of every preset or config."""
+    for key in settings:
+        if key.startswith("method."):
+            raise UserError(
+                f"--set {key}={settings[key]}: a sweep has many methods; put this one into a config file and name the "
+                "file."
+            )
+    jobs: list[Job] = []
+    for one in what:
+        preset = choose(one, settings=settings)
+        jobs += plan(preset, contenders(names), seeds or [preset.seed], out, share)
+    check(jobs)
+    return Sweep(tuple(play(jobs, parallel, progress)))
+
+
 def refresh(status: JobStatus) -> None:
     """Read from the run folder what there is to know."""
     job = status.job
@@ -134,13 +187,6 @@ def refresh(status: JobStatus) -> None:
     status.miou = tuple(r["miou"] for r in ends)
     if status.state == "running":
         status.detail = f"task {len(ends)}, {rounds} rounds done"
-
-
-def has_scores(job: Job) -> bool:
-    """Whether a task of it is finished, so that it can be compared."""
-    status = JobStatus(job)
-    refresh(status)
-    return bool(status.miou)
 
 
 def _view(job: Job) -> str:
@@ -165,18 +211,18 @@ def check(jobs: Sequence[Job]) -> None:
             )
 
 
-def play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus]], None]) -> Iterator[JobStatus]:
-    """Run all jobs, `parallel` at a time; gives each as it ends. `tell` hears of all of them again and again."""
+def play(jobs: Sequence[Job], parallel: int, progress: Progress) -> list[JobStatus]:
+    """Run all jobs, `parallel` at a time; gives how each ended."""
     with ExitStack() as stack:
         for folder in {job.folder.parent for job in jobs}:
             mark = folder / ".sweep" / "lock"
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
             stack.enter_context(locked(mark, f"{folder}: another sweep is at work in it; --out names another folder."))
-        yield from _play(jobs, parallel, tell)
+        return _play(jobs, parallel, progress)
 
 
-def _play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus]], None]) -> Iterator[JobStatus]:
+def _play(jobs: Sequence[Job], parallel: int, progress: Progress) -> list[JobStatus]:
     board = {job.folder: JobStatus(job) for job in jobs}
     for status in board.values():
         if (status.job.folder / "state.json").is_file() and RunFolder.open(status.job.folder).finished():
@@ -194,16 +240,17 @@ def _play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus
                     base = board[status.job.base]
                     if base.state == "failed" and not _has_first_task(base.job):
                         status.state, status.detail = "failed", f"{base.job.folder.name} failed"
-                        yield status
+                        progress.ended(status)
             for folder, process in list(running.items()):
                 status = board[folder]
+                ended = process.poll() is not None
                 refresh(status)
-                if process.poll() is not None:
+                if ended:
                     del running[folder]
                     status.state = "finished" if process.returncode == 0 else "failed"
                     status.detail = "" if process.returncode == 0 else _last_line(_log(status.job))
-                    yield status
-            tell(list(board.values()))
+                    progress.ended(status)
+            progress.jobs(list(board.values()))
             sleep(0.2)
     finally:
         for process in running.values():
@@ -211,6 +258,7 @@ def _play(jobs: Sequence[Job], parallel: int, tell: Callable[[Sequence[JobStatus
         for process in running.values():
             process.wait()
         signal.signal(signal.SIGTERM, before)
+    return list(board.values())
 
 
 def _ready(job: Job, board: dict[Path, JobStatus]) -> bool:

@@ -17,8 +17,8 @@ from federated import DATA, TASKS, Local, config, final, site_client, stage
 from PIL import Image
 from typer.testing import CliRunner
 
-from fiss.cli.listings import federation_table
 from fiss.cli.main import app
+from fiss.cli.tables import federation_table
 from fiss.config.config import to_toml
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec

@@ -156,7 +156,7 @@ def test_ctrl_c_says_how_to_go_on(tiny, tmp_path, monkeypatch, capsys):
 def test_bars_on_a_terminal(tiny, tmp_path):
     from rich.console import Console
 
-    from fiss.cli.display import Display
+    from fiss.reports.display import Display
     from fiss.simulation import experiment
 
     console = Console(force_terminal=True, width=120, record=True)

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from worlds import TINY_NETWORK
 
-from fiss.cli.display import score_table
+from fiss.cli.tables import score_table
 from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise

@@ -28,25 +28,25 @@ def run(tiny, finished):
 
 def test_a_mask_is_the_models_own_answer(run):
     """At the size the model is scored at nothing is resized: argmax of its logits."""
-    predictor = predict.load(run, "cpu")
+    predictor = predict.Predictor(run, "cpu")
     image = picture(32, 48)
     with torch.inference_mode():
         logits = predictor.model(normalise(torch.tensor(image).permute(2, 0, 1)[None])).logits_BCHW
-    assert np.array_equal(predict.segment(predictor, image), logits.argmax(1)[0].numpy())
-    assert len(predictor.names) == 9
+    assert np.array_equal(predictor(image).mask, logits.argmax(1)[0].numpy())
+    assert len(predictor.names) == 10
 
 
 def test_many_channels_are_enlarged_in_parts(run, monkeypatch):
-    predictor, image = predict.load(run, "cpu"), picture(50, 70)
-    whole = predict.segment(predictor, image)
+    predictor, image = predict.Predictor(run, "cpu"), picture(50, 70)
+    whole = predictor(image).mask
     assert whole.shape == (50, 70)
     monkeypatch.setattr(predict, "AT_ONCE", 3)
-    assert np.array_equal(predict.segment(predictor, image), whole)
+    assert np.array_equal(predictor(image).mask, whole)
 
 
 def test_what_is_written_is_a_data_set(run, tmp_path):
     images = [save(tmp_path / "images" / f"{name}.png", picture(40 + i, 60, i)) for i, name in enumerate("abc")]
-    records = predict.write(predict.load(run, "cpu"), images, tmp_path, Progress())
+    records = predict.write(predict.Predictor(run, "cpu"), images, tmp_path, Progress())
     assert [sum(record["shares"].values()) for record in records] == pytest.approx([1, 1, 1])
     mask = Image.open(tmp_path / "masks" / "b.png")
     assert mask.mode == "P"
@@ -56,33 +56,33 @@ def test_what_is_written_is_a_data_set(run, tmp_path):
     assert overlay.height > 41  # the legend
     shutil.copy(tmp_path / "classes.txt", tmp_path / "names.txt")
     data = open_dataset(recognise(tmp_path))
-    assert data.classes == predict.load(run, "cpu").names
+    assert data.classes == predict.Predictor(run, "cpu").names[1:]
 
 
 def test_a_model_file_needs_its_config(run, tmp_path):
     file = shutil.copy(run / "weights" / "task-0.safetensors", tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"config\.toml"):
-        predict.load(file, "cpu")
+        predict.Predictor(file, "cpu")
     shutil.copy(run / "config.toml", tmp_path)
-    assert len(predict.load(file, "cpu").names) == 6
-    assert len(predict.load(run / "weights" / "task-1.safetensors", "cpu").names) == 9
+    assert len(predict.Predictor(file, "cpu").names) == 7
+    assert len(predict.Predictor(run / "weights" / "task-1.safetensors", "cpu").names) == 10
 
 
 def test_a_network_with_branches(tiny, finished):
     run = finished(replace(tiny, method=find("rcil")))
-    assert predict.segment(predict.load(run, "cpu"), picture()).shape == (40, 48)
+    assert predict.Predictor(run, "cpu")(picture()).mask.shape == (40, 48)
 
 
 def test_private_names_need_a_list(tiny, finished, tmp_path):
     run = finished(replace(tiny, federation=FederationSpec(private_names="k")))
     with pytest.raises(UserError, match="--classes"):
-        predict.load(run, "cpu")
+        predict.Predictor(run, "cpu")
     names = tmp_path / "names.txt"
     names.write_text("disc\nring\n")
     with pytest.raises(UserError, match="7 of the model's 9"):
-        predict.load(run, "cpu", names)
+        predict.Predictor(run, "cpu", names)
     names.write_text("ell\narrow\ncrescent\ncross\nstar\ntriangle\nsquare\nring\ndisc\n")
-    assert predict.load(run, "cpu", names).names[0] == "disc"
+    assert predict.Predictor(run, "cpu", names).names[1] == "disc"
 
 
 def test_the_command(run, tmp_path):
@@ -102,13 +102,13 @@ def test_what_cannot_be_segmented(run, tmp_path, images, why):
     for name in images[:2] if "gone" not in str(images) else []:
         save(tmp_path / name, picture())
     with pytest.raises(UserError, match=why):
-        predict.write(predict.load(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Progress())
+        predict.write(predict.Predictor(run, "cpu"), [tmp_path / name for name in images], tmp_path / "out", Progress())
 
 
 def test_masks_that_are_there_are_not_written_over(run, tmp_path):
     image = save(tmp_path / "images" / "one.png", picture())
     drawn = save(tmp_path / "masks" / "one.png", picture()).read_bytes()
-    predictor = predict.load(run, "cpu")
+    predictor = predict.Predictor(run, "cpu")
     with pytest.raises(UserError, match="masks is there already"):
         predict.write(predictor, [image], tmp_path, Progress())
     assert (tmp_path / "masks" / "one.png").read_bytes() == drawn
@@ -121,7 +121,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run,
     progress = Progress()
     said = []
     progress.notice = said.append
-    records = predict.write(predict.load(run, "cpu"), images, tmp_path / "out", progress)
+    records = predict.write(predict.Predictor(run, "cpu"), images, tmp_path / "out", progress)
     assert [Path(record["image"]).stem for record in records] == ["a", "c"]
     assert len(said) == 1
     assert "b.png" in said[0]
@@ -129,4 +129,4 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run,
 
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
-        predict.load(tmp_path, "cpu")
+        predict.Predictor(tmp_path, "cpu")

@@ -23,7 +23,7 @@ DATA = open_dataset(DataSpec("shapes", shapes_train=96, shapes_val=4, shapes_siz
 
 
 def config(**federation):
-    plain = presets.find("shapes")
+    plain = presets.preset("shapes")
     training = replace(plain.training, epochs=1, batch=4, threads=1, first_rate=0.05)
     return replace(
         plain,

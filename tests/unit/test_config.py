@@ -16,7 +16,7 @@ from fiss.config.config import (
     to_toml,
     with_settings,
 )
-from fiss.config.presets import PRESETS, find
+from fiss.config.presets import PRESETS, preset
 from fiss.errors import UserError
 from fiss.methods.fbl import FBL
 from fiss.simulation import sweep
@@ -24,7 +24,7 @@ from fiss.simulation import sweep
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_survives_toml(name):
-    config = find(name)
+    config = preset(name)
     assert from_dict(tomllib.loads(to_toml(config))) == config
 
 
@@ -45,7 +45,7 @@ def test_every_key_says_what_it_means():
 
 def test_settings():
     config = with_settings(
-        find("voc-4-4"),
+        preset("voc-4-4"),
         parse_settings(
             [
                 "training.batch=8",
@@ -102,7 +102,7 @@ def test_settings():
 )  # fmt: skip
 def test_bad_settings(setting, says):
     with pytest.raises(UserError) as caught:
-        with_settings(find("voc-4-4"), parse_settings([setting]))
+        with_settings(preset("voc-4-4"), parse_settings([setting]))
     assert says in str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_all_that_is_wrong_is_said_at_once():
         assert [line for line in lines if line.startswith(says)], says
     assert len(lines) == 11
     with pytest.raises(UserError) as caught:
-        with_settings(find("shapes"), {"sed": 1, "training.batch": "x", "training.epochs": 0, "method.pods": 1})
+        with_settings(preset("shapes"), {"sed": 1, "training.batch": "x", "training.epochs": 0, "method.pods": 1})
     assert [line.split("'")[1] if "'" in line else line for line in str(caught.value).splitlines()] == [
         "sed",
         'training.batch = "x": expected a whole number.',
@@ -155,9 +155,9 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_a_config_with_changes():
-    config = find("shapes").replace(method=FBL(pod_logits=0), training={"epochs": 1}, seed=3)
+    config = preset("shapes").replace(method=FBL(pod_logits=0), training={"epochs": 1}, seed=3)
     assert (config.method, config.training.epochs, config.training.batch, config.seed) == (FBL(pod_logits=0), 1, 8, 3)
-    assert config == find("shapes").replace(seed=3).replace(
+    assert config == preset("shapes").replace(seed=3).replace(
         method={"name": "fbl", "pod_logits": 0}, training=replace(config.training, epochs=1)
     )
     assert config.replace(method="fbl") == config
@@ -166,7 +166,7 @@ def test_a_config_with_changes():
     for changes, says in (
         ({"trainning": {}}, "Did you mean 'training'"),
         ({"training": {"epoch": 1}}, "Did you mean 'training.epochs'"),
-        ({"training": find("shapes").data}, "expected a section of keys"),
+        ({"training": preset("shapes").data}, "expected a section of keys"),
         ({"method": "fbi"}, "Did you mean 'fbl'"),
         ({"method": None}, "expected a section of keys"),
         ({"seed": True}, "expected a whole number"),
@@ -186,7 +186,7 @@ def test_settings_may_be_python_values():
         "training.batch": "6",
         "data.root": "8",
     }
-    config = with_settings(find("shapes"), values)
+    config = with_settings(preset("shapes"), values)
     assert config == presets.choose("shapes", settings=values)
     assert (config.world.rounds, config.augment.scale, config.tasks.order) == (2, (0.5, 1.0), ("a", "b"))
     assert (config.model.options, config.training.batch, config.data.root) == ({"encoder_depth": 4}, 6, "8")
@@ -202,8 +202,8 @@ def test_a_method_is_the_same_however_it_is_named(preset, name):
     config = presets.choose(preset, name)
     assert presets.exact_label(config) == name
     assert presets.choose(preset, settings=[f"method.name={name}"]) == config
-    assert find(preset).replace(method=name) == config
-    (*_, job) = sweep.plan(find(preset), [name], [config.seed], Path("runs"))
+    assert preset(preset).replace(method=name) == config
+    (*_, job) = sweep.plan(preset(preset), [name], [config.seed], Path("runs"))
     assert job.config.method == config.method
 
 
@@ -217,7 +217,7 @@ def test_fields_belong_to_the_method_that_is_set_with_them():
 
 def test_the_method_that_a_file_names_keeps_its_fields(tmp_path):
     """One rule for `fiss run FILE --method M`, --set method.name=M and a sweep."""
-    own = find("ade-100-10").replace(method=replace(methods.find("fbl-reference"), relation_weight=7.0))
+    own = preset("ade-100-10").replace(method=replace(methods.find("fbl-reference"), relation_weight=7.0))
     path = tmp_path / "own.toml"
     path.write_text(to_toml(own))
     for name in ("fbl", "fbl-reference", "mib"):
@@ -250,7 +250,7 @@ def test_a_method_of_ones_own_knows_nothing_of_how_it_is_checked(tmp_path, monke
 
 def test_options_can_be_replaced_as_a_whole():
     config = with_settings(
-        find("shapes"), parse_settings(["model.architecture=unet", "model.options={encoder_depth=4}"])
+        preset("shapes"), parse_settings(["model.architecture=unet", "model.options={encoder_depth=4}"])
     )
     assert config.model.options == {"encoder_depth": 4}
 
@@ -283,7 +283,7 @@ def test_bad_files(tmp_path):
 
 def test_the_published_numbers():
     for name, ratios in (("voc-15-1", (0.5, 0.8, 0.4)), ("voc-4-4", (0.5, 0.6, 0.4)), ("voc-8-2", (0.5, 0.6, 0.4))):
-        config = find(name)
+        config = preset(name)
         world = config.world
         assert (world.class_ratio, world.sample_ratio, world.single_ratio) == ratios
         assert (world.clients, world.joiners, world.per_round, world.rounds, config.seed) == (10, 4, 4, 5, 2023)
@@ -292,7 +292,7 @@ def test_the_published_numbers():
         assert (training.momentum, training.weight_decay, training.drop_last) == (0.9, 1e-4, True)
         assert (config.federation.weighting, training.batch_statistics) == ("uniform", "averaged")
         assert config.augment.crop == config.evaluation.size == 512
-    ade = find("ade-100-10")
+    ade = preset("ade-100-10")
     assert (ade.world.class_ratio, ade.world.sample_ratio, ade.training.epochs) == (0.7, 1.0, 12)
 
 

@@ -87,7 +87,7 @@ def fake_run(folder, preset, method, seed, miou, changed=False, **changes):
     chosen = methods.find(method)
     if changed:
         chosen = replace(chosen, relation_weight=7.0)
-    config = replace(presets.find(preset), method=chosen, seed=seed, **changes)
+    config = replace(presets.preset(preset), method=chosen, seed=seed, **changes)
     run = RunFolder.create(folder, config)
     names = ("background", *voc.CLASSES)
     last = len(config.tasks.split) and {"15-1": 5, "4-4": 4, "8-2": 6}[config.tasks.split]
@@ -167,7 +167,7 @@ def test_the_table_command(tmp_path, capsys):
 
 def test_small_presets_keep_the_protocol():
     for name in (*VOC, "ade-100-10"):
-        large, small = presets.find(name), presets.find(f"{name}-small")
+        large, small = presets.preset(name), presets.preset(f"{name}-small")
         assert small.name == f"{name}-small"
         assert small.model.encoder == "resnet50"
         assert small.augment.crop == small.evaluation.size == 256
@@ -180,8 +180,8 @@ def test_small_presets_keep_the_protocol():
             training=replace(small.training, later_epochs=0, graphs=False),
         )
         assert same == large
-    assert [presets.find(f"{name}-small").training.later_epochs for name in VOC] == [0, 2, 2]
-    renamed = replace(presets.find("ade-100-10-small"), name="mine")
+    assert [presets.preset(f"{name}-small").training.later_epochs for name in VOC] == [0, 2, 2]
+    renamed = replace(presets.preset("ade-100-10-small"), name="mine")
     (_, mib) = sweep.plan(renamed, ["mib"], [1], Path("runs"))
     assert mib.config.method == presets.method_for("ade20k", "mib") != methods.find("mib")  # whatever a run is called
 
@@ -314,7 +314,7 @@ def test_what_a_sweep_refuses_and_keeps(tmp_path):
 def test_the_live_table_of_a_sweep(tmp_path):
     from rich.console import Console
 
-    from fiss.cli.display import sweep_table
+    from fiss.reports.display import sweep_table
 
     jobs = sweep.plan(presets.shapes(), ["fbl", "mib"], [1], tmp_path)
     board = [

@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from fiss.config.presets import find
+from fiss.config.presets import preset
 from fiss.data import shapes
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.labels import TaskStream
@@ -46,7 +46,7 @@ def test_there_are_twelve_classes_of_96_pixels_or_more(drawn):
 def test_background_shift_happens(drawn):
     """At least a fifth of what is labelled background in an incremental task is an object of another task."""
     (_, masks), _ = drawn
-    stream = TaskStream.parse(find("shapes").tasks.split, shapes.CLASSES)
+    stream = TaskStream.parse(preset("shapes").tasks.split, shapes.CLASSES)
     for ids in stream.tasks[1:]:
         present = masks[np.isin(masks, ids).any((1, 2))]
         background = ~np.isin(present, ids)

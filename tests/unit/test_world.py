@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds import voc_presence
 
-from fiss.config.presets import find
+from fiss.config.presets import preset
 from fiss.data import voc
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.errors import UserError
@@ -20,7 +20,7 @@ SETTINGS = list(PUBLISHED)
 
 
 def published_plan(setting, seed=2023):
-    config = find(f"voc-{setting}")
+    config = preset(f"voc-{setting}")
     stream = TaskStream.parse(config.tasks.split, voc.CLASSES)
     return make_plan(config.world, config.tasks, stream, voc_presence("train"), seed), stream
 

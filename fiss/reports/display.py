@@ -1,24 +1,30 @@
-"""What a person sees: bars that move on a terminal, plain lines elsewhere, tables at the end."""
+"""What a person sees while the work goes on: bars that move on a terminal or in a notebook, plain lines elsewhere."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from time import monotonic
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from fiss.data.dataset import Dataset
-from fiss.data.index import Index
 from fiss.progress import Progress
-from fiss.reports.comparison import Comparison
 from fiss.simulation.sweep import JobStatus
 
-CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
+
+def shown(progress: Progress | bool | None) -> AbstractContextManager[Progress]:
+    """Where the work is told: the caller's own; True: a display; False: nowhere; None: a display where a person would
+    see it, on a terminal or in a notebook."""
+    if isinstance(progress, Progress):
+        return nullcontext(progress)
+    console = Console()
+    watched = console.is_terminal or console.is_jupyter
+    return Display(console) if progress or (progress is None and watched) else nullcontext(Progress())
 
 
 class Display(Progress):
@@ -26,7 +32,7 @@ class Display(Progress):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.live = console.is_terminal
+        self.live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -42,6 +48,7 @@ class Display(Progress):
         self.images = 0
         self.began = self.client_began = monotonic()
         self.loss = ""
+        self.board: Live | None = None
 
     def __enter__(self) -> "Display":
         self.bars.start()
@@ -51,6 +58,8 @@ class Display(Progress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bars.stop()
+        if self.board is not None:
+            self.board.stop()
 
     def notice(self, text: str) -> None:
         """A line above the bars."""
@@ -120,6 +129,22 @@ class Display(Progress):
             f"[bold]task {task}  round {round_}{rounds}[/]  {record['view']}: {'  '.join(parts)}", highlight=False
         )
 
+    def jobs(self, board: Sequence[JobStatus]) -> None:
+        """The table of a sweep's runs, instead of bars."""
+        if self.live and self.board is None:
+            self.bars.stop()
+            self.board = Live(console=self.console, auto_refresh=False)
+            self.board.start()
+        if self.board is not None:
+            self.board.update(sweep_table(board), refresh=True)
+
+    def ended(self, job: JobStatus) -> None:
+        """A line for each, where there is no such table."""
+        if self.board is None:
+            scores = "  ".join("-" if v is None else f"{v:.1f}" for v in job.miou)
+            text = f"{job.state}: {job.job.folder.name}  {scores}  {job.detail}"
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def _speed(self) -> float:
         return self.images / max(monotonic() - self.client_began, 1e-9)
 
@@ -135,61 +160,6 @@ def _number(record: Mapping[str, object], key: str) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
-    """Task by task: the means, and the IoU of every class."""
-    records = list(records)
-    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
-    table.add_column("")
-    for record in records:
-        views = {r["view"] for r in records}
-        table.add_column(f"task {record['task']}" + (f"\n{record['view']}" if len(views) > 1 else ""), justify="right")
-
-    def row(name: str, values: Iterable[float | None], style: str = "") -> None:
-        table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
-
-    for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
-        row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
-    if any("transitions" in r for r in records):
-        for key in ("true", "seen", "missed", "false"):
-            counts = [r.get("transitions", {}).get(key) for r in records]
-            table.add_row(f"transitions, {key}", *("-" if v is None else str(v) for v in counts))
-        for key in ("precision", "recall", "delay_probes", "delay_rounds"):
-            scale = 100 if key in ("precision", "recall") else 1
-            values = [r.get("transitions", {}).get(key) for r in records]
-            row(f"transitions, {key.replace('_', ' in ')}", [None if v is None else scale * v for v in values])
-    table.add_section()
-    if records:
-        names = max((r["iou"] for r in records), key=len)
-        for name in names:
-            row(name, [r["iou"].get(name) for r in records])
-    return table
-
-
-def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
-    """What was found in each image."""
-    table = Table(title=escape(title), title_justify="left")
-    for head in ("image", "what is in it"):
-        table.add_column(head)
-    for record in records:
-        shares = sorted(record["shares"].items(), key=lambda item: -item[1])
-        text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
-        table.add_row(escape(Path(record["image"]).name), escape(text))
-    return table
-
-
-def show(comparison: Comparison, caption: str) -> None:
-    """Print a table of strings, and what is to be said about it."""
-    table = Table(title=comparison.title, title_justify="left", caption=caption, caption_justify="left")
-    for i, name in enumerate(comparison.head):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*map(escape, row))
-    console = Console()
-    console.print(table)
-    for note in comparison.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
-
-
 def sweep_table(board: Iterable[JobStatus]) -> Table:
     """Every run of a sweep: where it stands, and its mIoU after each task."""
     board = list(board)
@@ -203,25 +173,4 @@ def sweep_table(board: Iterable[JobStatus]) -> Table:
         cells += [""] * (tasks - len(cells))
         style = styles[p.state]
         table.add_row(escape(p.job.folder.name), f"[{style}]{p.state}[/]", *cells, f"[dim]{escape(p.detail)}[/]")
-    return table
-
-
-def data_table(dataset: Dataset, train: Index, val: Index) -> Table:
-    """Images and pixels per class in both splits."""
-    table = Table(
-        title=f"{dataset.name}: {len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images, "
-        f"{len(dataset.classes)} classes",
-        title_justify="left",
-    )
-    table.add_column("id", justify="right")
-    table.add_column("class")
-    for head in ("train images", "train pixels", "val images", "val pixels"):
-        table.add_column(head, justify="right")
-    for i, name in enumerate(("background", *dataset.classes)):
-        cells = []
-        for index in (train, val):
-            pixels = index.pixels[:, i]
-            share = 100 * pixels.sum() / max(index.pixels.sum(), 1)
-            cells += [f"{int((pixels > 0).sum()):,}", f"{share:.2f} %"]
-        table.add_row(str(i), escape(name), *cells)
     return table

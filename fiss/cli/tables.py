@@ -1,0 +1,164 @@
+"""Tables that people read at the command line: scores, data, presets, methods, what a run leaves behind."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import fiss
+from fiss.config.config import meanings
+from fiss.methods import METHODS
+
+if TYPE_CHECKING:
+    from fiss.deployment.supervisor import FederationStatus
+
+CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
+
+
+def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
+    """Task by task: the means, and the IoU of every class."""
+    records = list(records)
+    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
+    table.add_column("")
+    for record in records:
+        views = {r["view"] for r in records}
+        table.add_column(f"task {record['task']}" + (f"\n{record['view']}" if len(views) > 1 else ""), justify="right")
+
+    def row(name: str, values: Iterable[float | None], style: str = "") -> None:
+        table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
+
+    for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
+        row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
+    if any("transitions" in r for r in records):
+        for key in ("true", "seen", "missed", "false"):
+            counts = [r.get("transitions", {}).get(key) for r in records]
+            table.add_row(f"transitions, {key}", *("-" if v is None else str(v) for v in counts))
+        for key in ("precision", "recall", "delay_probes", "delay_rounds"):
+            scale = 100 if key in ("precision", "recall") else 1
+            values = [r.get("transitions", {}).get(key) for r in records]
+            row(f"transitions, {key.replace('_', ' in ')}", [None if v is None else scale * v for v in values])
+    table.add_section()
+    if records:
+        names = max((r["iou"] for r in records), key=len)
+        for name in names:
+            row(name, [r["iou"].get(name) for r in records])
+    return table
+
+
+def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
+    """What was found in each image."""
+    table = Table(title=escape(title), title_justify="left")
+    for head in ("image", "what is in it"):
+        table.add_column(head)
+    for record in records:
+        shares = sorted(record["shares"].items(), key=lambda item: -item[1])
+        text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
+        table.add_row(escape(Path(record["image"]).name), escape(text))
+    return table
+
+
+def show(comparison: fiss.Comparison, caption: str) -> None:
+    """Print a table of strings, and what is to be said about it."""
+    table = Table(title=comparison.title, title_justify="left", caption=caption, caption_justify="left")
+    for i, name in enumerate(comparison.head):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    for row in comparison.rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def data_table(found: fiss.DataCheck) -> Table:
+    """Images and pixels per class in both splits."""
+    dataset = found.dataset
+    table = Table(
+        title=f"{dataset.name}: {len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images, "
+        f"{len(dataset.classes)} classes",
+        title_justify="left",
+    )
+    table.add_column("id", justify="right")
+    table.add_column("class")
+    for head in ("train images", "train pixels", "val images", "val pixels"):
+        table.add_column(head, justify="right")
+    for i, name in enumerate(("background", *dataset.classes)):
+        cells = []
+        for index in (found.train, found.val):
+            pixels = index.pixels[:, i]
+            share = 100 * pixels.sum() / max(index.pixels.sum(), 1)
+            cells += [f"{int((pixels > 0).sum()):,}", f"{share:.2f} %"]
+        table.add_row(str(i), escape(name), *cells)
+    return table
+
+
+def preset_table() -> Table:
+    """What can be run."""
+    table = Table(title="fiss run PRESET", title_justify="left")
+    for head in ("preset", "what it is"):
+        table.add_column(head)
+    for name, text in fiss.list_presets().items():
+        table.add_row(name, text)
+    return table
+
+
+def method_table() -> Table:
+    """How not to forget, and what can be set about it."""
+    table = Table(title="fiss run PRESET --method METHOD", title_justify="left", show_lines=True)
+    for head in ("method", "what it is", "fields (--set method.FIELD=VALUE)"):
+        table.add_column(head)
+    for key, text in fiss.list_methods().items():
+        method = METHODS[key]()
+        texts, plain = meanings(type(method)), method if key == method.name else METHODS[method.name]()
+        own = [f.name for f in fields(method) if method is plain or getattr(method, f.name) != getattr(plain, f.name)]
+        shown = "\n".join(f"{name} = {getattr(method, name)}: {texts.get(name, '')}" for name in own)
+        parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
+        table.add_row(key, text, shown + parts)
+    return table
+
+
+def closing(run: fiss.Run) -> Iterator[Table | str]:
+    """The scores of a run, and what stands in its folder."""
+    yield score_table([record for record in run.scores if record["ends_task"]], run.path.name)
+    for name, what in (
+        ("config.toml", "the complete config, for `fiss run`"),
+        ("scores.jsonl", "every evaluation"),
+        ("rounds.jsonl", "every round: clients, losses, time"),
+        ("splits.json", "who held which images"),
+        ("state.json", "where the run stands, and the clients' memories"),
+        ("origin.json", "which program on which machine, each time it was begun or gone on with"),
+        ("weights", "models after each task and the last rounds"),
+        ("report.html", "all of it on one page, for a browser"),
+    ):
+        yield f"{escape(str(run.path / name))}  [dim]{what}[/]"
+
+
+def federation_table(status: "FederationStatus") -> Table:
+    """Where a federation stands."""
+    from fiss.deployment.supervisor import describe_round
+
+    last, job, connected = status.rounds[-1] if status.rounds else None, status.job, status.connected
+    table = Table(title=str(status.folder), show_header=False, title_justify="left")
+    stopping = ", ending after this round" if status.stopping else ""
+    table.add_row("rounds finished", f"{len(status.rounds)}{stopping}")
+    table.add_row("classes", escape(", ".join(last["classes"] if last else ())) or "none yet")
+    for name in status.project.sites:
+        parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
+        parts += ["in the present job" if name in job.sites and name not in job.missing else ""]
+        took = [r["round"] + 1 for r in status.rounds if name in [reply["site"] for reply in r["replies"]]]
+        parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
+        table.add_row(name, ", ".join(part for part in parts if part))
+    moved = [(r["round"] + 1, r["transitions"]) for r in status.rounds if r["transitions"]]
+    table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
+    if last:
+        table.add_row("last round", escape(describe_round(last)))
+    if score := status.score:
+        ious = ", ".join(f"{name} {value:.1f}" for name, value in score["iou"].items() if value is not None)
+        table.add_row(f"mIoU after round {score['round'] + 1}", escape(f"{score['miou']:.1f}: {ious}"))
+    if connected is None:
+        table.add_row("server", f"{status.project.server}:{status.project.port} does not answer")
+    return table
