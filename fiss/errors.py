@@ -5,7 +5,14 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """Something the user can put right: what was wrong, what was found, what to do."""
+    """Something the user can put right: what was wrong, what was found, what to do.
+
+    Example:
+        >>> try:
+        ...     fiss.run("shape")
+        ... except fiss.UserError as error:
+        ...     print(error)
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

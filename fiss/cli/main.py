@@ -11,7 +11,8 @@ import typer
 
 import fiss
 from fiss.cli import federation
-from fiss.errors import UserError, unknown
+from fiss.cli.reports import compare, monitors, picture, report, show, table
+from fiss.errors import UserError
 
 app = typer.Typer(
     help="Federated incremental semantic segmentation: many sites, one model, classes that keep arriving.",
@@ -32,6 +33,9 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
         raise typer.Exit
 
 
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key, of all runs; repeatable.")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -44,9 +48,7 @@ def run_(
     ablate: Annotated[
         list[str] | None, typer.Option(metavar="PART", help="Take a part of the method out; repeatable.")
     ] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
-    ] = None,
+    setting: Settings = None,
     monitor: Annotated[
         str,
         typer.Option(
@@ -107,7 +109,7 @@ def eval_(
     with Display(Console(stderr=json)) as display:
         records = fiss.evaluate(run, view or ("published", "full"), display)
     if not json:
-        _print(score_table(records, str(run)))
+        show(score_table(records, str(run)))
     for record in records if json else ():
         print(dumps(record))
 
@@ -125,9 +127,7 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="Separated by commas. Default: the preset's.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     share: Annotated[bool, typer.Option("--share", help="RCIL too takes the common first task over, split.")] = False,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all runs; repeatable.")
-    ] = None,
+    setting: Settings = None,
     out: Annotated[Path, typer.Option(help="Where the run folders go; give it again to go on.")] = Path("runs/sweep"),
 ) -> None:
     """Many runs with one command: methods times seeds, the first task shared, what is done skipped."""
@@ -147,9 +147,7 @@ def sweep(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Where its two runs go. Default: runs/demo, numbered.")] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
-    ] = None,
+    setting: Settings = None,
 ) -> None:
     """Finetuning and FBL side by side on the built-in data set, with a picture at the end."""
     from fiss.runs.run import free_path
@@ -164,31 +162,6 @@ def demo(
     compare([out / "finetune", out / "fbl"], "published", False)
     picture([out / "finetune", out / "fbl"], out / "demo.png")
     report([out / "finetune", out / "fbl"], out / "report.html")
-
-
-@app.command()
-def picture(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with the same images.")],
-    out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
-) -> None:
-    """Images, truth, and what each run sees after its last task; and how its old classes fared."""
-    _said(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    view: Annotated[str, typer.Option(help="published or full.")] = "published",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-) -> None:
-    """Runs side by side: mean and deviation over seeds."""
-    from fiss.cli.tables import CAPTION, show
-
-    compared = fiss.compare(runs, view)
-    if markdown:
-        print(compared.markdown())
-    else:
-        show(compared, CAPTION)
 
 
 @app.command()
@@ -209,56 +182,11 @@ def predict(
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
     with Display(Console()) as display:
-        _print(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
+        show(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
 
 
-@app.command()
-def monitors(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-) -> None:
-    """How every monitor would have done with what the clients of these runs measured."""
-    from fiss.cli.tables import show
-    from fiss.reports import comparison
-
-    for found in comparison.monitors(runs):
-        if markdown:
-            print(f"\n{found.title}\n\n{found.markdown()}")
-        else:
-            show(found, "true: transitions of clients that were probed after them; delays of those seen")
-
-
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-) -> None:
-    """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
-    written = fiss.report(runs, out, progress=True).path
-    _said(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
-
-
-@app.command()
-def table(
-    preset: Annotated[str, typer.Argument(help="voc-15-1, voc-4-4, voc-8-2 or ade-100-10, also with -small.")],
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run folders; none: as published.")
-    ] = None,
-    view: Annotated[str, typer.Option(help="published or full.")] = "published",
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown or csv.")] = "terminal",
-) -> None:
-    """The paper's tables, our numbers beside the published ones."""
-    from fiss.cli.tables import show
-    from fiss.reports import paper
-
-    forms = ("terminal", "markdown", "csv")
-    if form not in forms:
-        raise unknown("format", form, forms)
-    for comparison in paper.tables(preset, runs or [], view):
-        if form == "terminal":
-            show(comparison, "percent; ours / published")
-        else:
-            print(f"\n{comparison.title}\n\n{comparison.markdown()}" if form == "markdown" else comparison.csv())
+for command in (picture, compare, monitors, report, table):
+    app.command()(command)
 
 
 @app.command()
@@ -270,7 +198,7 @@ def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as 
     if name:
         print(to_toml(fiss.preset(name)), end="")
     else:
-        _print(preset_table())
+        show(preset_table())
 
 
 @app.command()
@@ -278,7 +206,7 @@ def methods() -> None:
     """List the methods and their fields."""
     from fiss.cli.tables import method_table
 
-    _print(method_table())
+    show(method_table())
 
 
 @data.command("check")
@@ -296,12 +224,12 @@ def data_check(
     from fiss.cli.tables import data_table
 
     found = fiss.check_data(path, progress=True)
-    _print(data_table(found))
+    show(data_table(found))
     for problem in found.problems:
-        _print(f"[red]problem:[/] {escape(problem)}")
+        show(f"[red]problem:[/] {escape(problem)}")
     if found.problems:
         raise UserError(f"{len(found.problems)} problem(s) in {path}.")
-    _print("[green]no problems[/]")
+    show("[green]no problems[/]")
 
 
 def _settings(pairs: list[str] | None) -> dict[str, str]:
@@ -323,19 +251,7 @@ def _closing(run: "fiss.Run") -> None:
     from fiss.cli.tables import closing
 
     for line in closing(run):
-        _print(line)
-
-
-def _said(path: Path, what: str) -> None:
-    from rich.markup import escape
-
-    _print(f"{escape(str(path))}  [dim]{what}[/]")
-
-
-def _print(what: object) -> None:
-    from rich.console import Console
-
-    Console().print(what, highlight=False, soft_wrap=isinstance(what, str))
+        show(line)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-def show(comparison: fiss.Comparison, caption: str) -> None:
+def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
     """Print a table of strings, and what is to be said about it."""
     table = Table(title=comparison.title, title_justify="left", caption=caption, caption_justify="left")
     for i, name in enumerate(comparison.head):

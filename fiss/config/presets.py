@@ -160,7 +160,7 @@ def list_presets() -> dict[str, str]:
     Example:
         >>> fiss.list_presets()["shapes"]
     """
-    return {name: " ".join((make.__doc__ or "").split()) for name, make in PRESETS.items()}
+    return {name: " ".join((make.__doc__ or "").split("\n\n")[0].split()) for name, make in PRESETS.items()}
 
 
 def exact_label(config: Config) -> str | None:

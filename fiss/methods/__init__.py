@@ -43,7 +43,7 @@ def list_methods() -> dict[str, str]:
     Example:
         >>> fiss.list_methods()["fbl"]
     """
-    return {name: " ".join((make.__doc__ or "").split()) for name, make in METHODS.items()}
+    return {name: " ".join((make.__doc__ or "").split("\n\n")[0].split()) for name, make in METHODS.items()}
 
 
 def find(name: str) -> Method:

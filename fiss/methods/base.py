@@ -21,7 +21,11 @@ from fiss.models.segmenter import Segmenter
 
 @dataclass(frozen=True)
 class Step:
-    """One batch, seen by the student and, from the second group on, by the teacher."""
+    """One batch, seen by the student and, from the second group on, by the teacher.
+
+    Example:
+        >>> step.student.cross_entropy(step.labels_BHW)
+    """
 
     labels_BHW: Tensor
     """Channels of the client's present classes, background, or ignored."""
@@ -42,7 +46,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """How not to forget."""
+    """How not to forget.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Mine(fiss.Method):
+        ...     name: ClassVar[str] = "mine"
+        ...
+        ...     def losses(self, step):
+        ...         return {"mine": 2 * step.student.cross_entropy(step.labels_BHW).mean()}
+    """
 
     name: ClassVar[str]
     needs_teacher: ClassVar[bool] = False

@@ -22,7 +22,13 @@ from fiss.methods.pseudo_labels import PseudoLabelled
 
 @dataclass(frozen=True)
 class FBL(PseudoLabelled):
-    """Forgetting-balanced learning."""
+    """Forgetting-balanced learning.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.FBL(pod_logits=0.0))
+    """
 
     name: ClassVar[str] = "fbl"
     ablations: ClassVar[Mapping[str, Mapping[str, object]]] = {

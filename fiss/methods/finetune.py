@@ -10,7 +10,13 @@ from fiss.methods.base import Method, Step
 
 @dataclass(frozen=True)
 class Finetune(Method):
-    """Cross-entropy only."""
+    """Cross-entropy only.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.Finetune(mean_over="valid"))
+    """
 
     name: ClassVar[str] = "finetune"
 

@@ -12,7 +12,13 @@ from fiss.methods.lwf import LwF
 
 @dataclass(frozen=True)
 class ILT(LwF):
-    """Cross-entropy, distillation of logits and of the encoder's output."""
+    """Cross-entropy, distillation of logits and of the encoder's output.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.ILT(features=100.0))
+    """
 
     name: ClassVar[str] = "ilt"
 

@@ -11,7 +11,13 @@ from fiss.methods.base import Method, Step
 
 @dataclass(frozen=True)
 class LwF(Method):
-    """Cross-entropy and distillation of logits."""
+    """Cross-entropy and distillation of logits.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.LwF(distillation=100.0))
+    """
 
     name: ClassVar[str] = "lwf"
     needs_teacher: ClassVar[bool] = True

@@ -15,7 +15,13 @@ from fiss.models.classifier import Start
 
 @dataclass(frozen=True)
 class MiB(Method):
-    """Unbiased cross-entropy and unbiased distillation."""
+    """Unbiased cross-entropy and unbiased distillation.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.MiB(start="random"))
+    """
 
     name: ClassVar[str] = "mib"
     needs_teacher: ClassVar[bool] = True

@@ -13,7 +13,13 @@ from fiss.methods.pseudo_labels import PseudoLabelled
 
 @dataclass(frozen=True)
 class PLOP(PseudoLabelled):
-    """Pseudo labels below the median entropy, and local POD."""
+    """Pseudo labels below the median entropy, and local POD.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.PLOP(pod_logits=0.0))
+    """
 
     name: ClassVar[str] = "plop"
 

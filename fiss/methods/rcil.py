@@ -20,7 +20,13 @@ from fiss.models.segmenter import Segmenter
 
 @dataclass(frozen=True)
 class RCIL(MiB):
-    """MiB's losses, parallel branches, pooled cubes."""
+    """MiB's losses, parallel branches, pooled cubes.
+
+    Its fields, which `fiss methods` lists, are its hyper-parameters.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.RCIL(distillation=100.0))
+    """
 
     name: ClassVar[str] = "rcil"
 

@@ -1,0 +1,93 @@
+"""The commands about runs that are there: side by side, as pictures, pages and the paper's tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import fiss
+from fiss.errors import unknown
+
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+
+
+def picture(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders with the same images.")],
+    out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
+) -> None:
+    """Images, truth, and what each run sees after its last task; and how its old classes fared."""
+    _said(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
+
+
+def compare(
+    runs: RunPaths,
+    view: Annotated[str, typer.Option(help="published or full.")] = "published",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """Runs side by side: mean and deviation over seeds."""
+    from fiss.cli.tables import CAPTION, show_comparison
+
+    compared = fiss.compare(runs, view)
+    if markdown:
+        print(compared.markdown())
+    else:
+        show_comparison(compared, CAPTION)
+
+
+def monitors(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """How every monitor would have done with what the clients of these runs measured."""
+    from fiss.cli.tables import show_comparison
+    from fiss.reports import comparison
+
+    for found in comparison.monitors(runs):
+        if markdown:
+            print(f"\n{found.title}\n\n{found.markdown()}")
+        else:
+            show_comparison(found, "true: transitions of clients that were probed after them; delays of those seen")
+
+
+def report(
+    runs: RunPaths,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
+    written = fiss.report(runs, out, progress=True).path
+    _said(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
+
+
+def table(
+    preset: Annotated[str, typer.Argument(help="voc-15-1, voc-4-4, voc-8-2 or ade-100-10, also with -small.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run folders; none: as published.")
+    ] = None,
+    view: Annotated[str, typer.Option(help="published or full.")] = "published",
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown or csv.")] = "terminal",
+) -> None:
+    """The paper's tables, our numbers beside the published ones."""
+    from fiss.cli.tables import show_comparison
+    from fiss.reports import paper
+
+    forms = ("terminal", "markdown", "csv")
+    if form not in forms:
+        raise unknown("format", form, forms)
+    for comparison in paper.tables(preset, runs or [], view):
+        if form == "terminal":
+            show_comparison(comparison, "percent; ours / published")
+        else:
+            print(f"\n{comparison.title}\n\n{comparison.markdown()}" if form == "markdown" else comparison.csv())
+
+
+def _said(path: Path, what: str) -> None:
+    from rich.markup import escape
+
+    show(f"{escape(str(path))}  [dim]{what}[/]")
+
+
+def show(what: object) -> None:
+    """Print a table or a line."""
+    from rich.console import Console
+
+    Console().print(what, highlight=False, soft_wrap=isinstance(what, str))
