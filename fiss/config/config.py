@@ -30,7 +30,11 @@ from fiss.training.spec import EvaluationSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run."""
+    """Everything that decides a run; its fields are the keys and sections of config.toml.
+
+    Example:
+        >>> fiss.preset("shapes").replace(seed=1, training={"epochs": 1})
+    """
 
     name: str = "run"
     """Name of the run folder, unless --out gives one."""
