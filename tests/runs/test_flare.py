@@ -78,7 +78,7 @@ def test_a_teacher_is_sent_once():
     first, _ = wire.to_order(wire.from_order(order), known)
     again, _ = wire.to_order(message, known)
     assert again.teacher is first.teacher
-    assert (again.calendar, again.label_space) == (order.calendar, SPACE)
+    assert (again.announced, again.label_space) == (order.announced, SPACE)
     assert wire.to_order(wire.from_order(replace(order, teacher=None, announced=None)), known)[0].teacher is None
 
 
