@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-TESTS = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
+PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo check test test-long lint clean
 
@@ -11,13 +12,13 @@ demo: $(READY)
 	$(BIN)/fiss demo
 
 check: lint
-	$(TESTS) -n 2 -m "not slow and not network and not benchmark and not long"
+	$(PYTEST) -n $(CORES) -m "not slow and not network and not benchmark and not long"
 
 test: lint
-	$(TESTS) -n 3 -m "not long" --cov=fiss
+	$(PYTEST) -n $$(($(CORES) + 1)) -m "not long" --cov=fiss
 
 test-long: $(READY)
-	$(TESTS) -n 2 -m long
+	$(PYTEST) -n $(CORES) -m long
 
 lint: $(READY)
 	$(BIN)/ruff format --check fiss tests docs benchmarks

@@ -1,5 +1,6 @@
 """Small worlds for the tests: everything on one CPU thread, caches in a temporary folder, the longest tests first."""
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from worlds import TINY_NETWORK
 
 from fiss.config import presets
@@ -54,7 +54,8 @@ def finished(shared: Path, _cache: None) -> Callable[[Config], Path]:
 
     def run(config: Config) -> Path:
         path = shared / hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
-        with FileLock(path.with_suffix(".lock")):
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 half = path.with_suffix(".half")
                 experiment.start(config, half, Progress())

@@ -163,6 +163,7 @@ def test_the_published_tables_hold_what_is_recorded(recorded, setting, tmp_path)
         assert words[0] == words[1]
 
 
+@pytest.mark.slow
 def test_every_recorded_run_becomes_a_folder_that_a_report_can_read(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["folders.py", str(RESULTS / "voc.json"), str(tmp_path / "out")])
     runpy.run_path(str(RESULTS / "folders.py"), run_name="__main__")

@@ -197,6 +197,7 @@ def test_the_app_knows_its_commands():
 
 def test_compare(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fiss.reports.report.write", lambda *_: None)  # six pages that nobody looks at
     (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))
     for seed in (1, 2):
         how = f"training.graphs={'true' if seed == 1 else 'false'}"  # rounding at most: still one row
@@ -240,6 +241,7 @@ def test_compare(tiny, tmp_path, monkeypatch, capsys):
     assert "note: other is not finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_demo(tiny, tmp_path, monkeypatch, capsys):
     """What `make demo` does, on a smaller world: two methods, a table, a picture."""
     from PIL import Image

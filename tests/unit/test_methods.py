@@ -1,6 +1,8 @@
 """The contract that every method keeps, and what each one promises."""
 
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,8 +31,13 @@ NAMES = list(methods.METHODS)
 SPACE = LabelSpace((("a", "b", "c"), ("d", "e"), ("f",)))
 
 
+@cache
+def fresh(groups, seed):
+    return build(TINY_NETWORK, LabelSpace(SPACE.groups[:groups]).sizes, seed)
+
+
 def network(method, groups, seed=0):
-    model = build(TINY_NETWORK, LabelSpace(SPACE.groups[:groups]).sizes, seed)
+    model = deepcopy(fresh(groups, seed))  # drawing a network takes longer than a step
     torch.manual_seed(seed)
     method.adapt_network(model)
     return model

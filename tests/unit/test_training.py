@@ -325,6 +325,7 @@ def test_networks_and_optimizer_are_made_once(model):
     assert trainer.fresh_optimizer(0.1) is not first
 
 
+@pytest.mark.slow
 def test_compiling_happens_once_not_with_every_client_round_or_growth(tiny, tmp_path, monkeypatch):
     """Three tasks compile what one task compiles, and the teacher's forward pass; the scores are the same."""
     from torch._dynamo.testing import CompileCounterWithBackend
