@@ -202,8 +202,8 @@ def test_a_method_is_the_same_however_it_is_named(preset, name):
     config = presets.choose(preset, name)
     assert presets.exact_label(config) == name
     assert presets.choose(preset, settings=[f"method.name={name}"]) == config
-    assert preset(preset).replace(method=name) == config
-    (*_, job) = sweep.plan(preset(preset), [name], [config.seed], Path("runs"))
+    assert presets.preset(preset).replace(method=name) == config
+    (*_, job) = sweep.plan(presets.preset(preset), [name], [config.seed], Path("runs"))
     assert job.config.method == config.method
 
 
