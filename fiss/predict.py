@@ -22,7 +22,7 @@ from fiss.models.segmenter import Segmenter, pad
 from fiss.progress import Progress
 from fiss.reports.pictures import colours_of
 from fiss.runs.folder import read_model
-from fiss.simulation.experiment import load_checked
+from fiss.runs.scoring import load_checked
 from fiss.training.device import pick_device
 from fiss.training.trainer import build_network
 

@@ -1,6 +1,7 @@
 """What the work tells a person while it goes on. The display listens; by default nobody does."""
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class Progress:
@@ -30,5 +31,5 @@ class Progress:
     def begin(self, rounds: int, steps: int, done: int) -> None:
         """The rounds begin: their number, their steps in all, and how many an earlier start has done."""
 
-    def scored(self, record: Mapping[str, object]) -> None:
-        """A model has been scored; the record is the line in scores.jsonl."""
+    def scored(self, record: Any) -> None:
+        """A model has been scored; a `ScoreRecord` (fiss/runs/records.py)."""

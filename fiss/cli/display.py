@@ -1,6 +1,6 @@
 """What a person sees: bars that move on a terminal, plain lines elsewhere, tables at the end."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -16,6 +16,7 @@ from fiss.data.dataset import Dataset
 from fiss.data.index import Index
 from fiss.progress import Progress
 from fiss.reports.comparison import Comparison
+from fiss.runs.records import MonitorRecord, ScoreRecord
 from fiss.simulation.sweep import JobStatus
 
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
@@ -105,19 +106,16 @@ class Display(Progress):
                 highlight=False,
             )
 
-    def scored(self, record: Mapping[str, object]) -> None:
+    def scored(self, record: ScoreRecord) -> None:
         """One line per evaluation."""
-        parts = [
-            f"{key} {value:.1f}"
-            for key in ("miou", "old", "new", "forgetting")
-            if (value := _number(record, key)) is not None
-        ]
-        if isinstance(seen := record.get("transitions"), Mapping):
-            parts.append(f"transitions seen {seen['seen']} of {seen['true']}, false {seen['false']}")
-        task, round_ = record["task"], int(str(record["round"])) + 1
+        means = {"miou": record.miou, "old": record.old, "new": record.new, "forgetting": record.forgetting}
+        parts = [f"{key} {value:.1f}" for key, value in means.items() if value is not None]
+        if (seen := record.transitions) is not None:
+            parts.append(f"transitions seen {seen.seen} of {seen.true}, false {seen.false}")
         rounds = f"/{self.rounds}" if self.rounds else ""
         self.console.print(
-            f"[bold]task {task}  round {round_}{rounds}[/]  {record['view']}: {'  '.join(parts)}", highlight=False
+            f"[bold]task {record.task}  round {record.round + 1}{rounds}[/]  {record.view}: {'  '.join(parts)}",
+            highlight=False,
         )
 
     def _speed(self) -> float:
@@ -130,38 +128,30 @@ class Display(Progress):
         return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
 
 
-def _number(record: Mapping[str, object], key: str) -> float | None:
-    value = record.get(key)
-    return value if isinstance(value, float) else None
-
-
-def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
+def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
     """Task by task: the means, and the IoU of every class."""
-    records = list(records)
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("")
+    views = {record.view for record in records}
     for record in records:
-        views = {r["view"] for r in records}
-        table.add_column(f"task {record['task']}" + (f"\n{record['view']}" if len(views) > 1 else ""), justify="right")
+        table.add_column(f"task {record.task}" + (f"\n{record.view}" if len(views) > 1 else ""), justify="right")
 
     def row(name: str, values: Iterable[float | None], style: str = "") -> None:
         table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
-        row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
-    if any("transitions" in r for r in records):
+        row(key.replace("_", ", "), [getattr(r, key) for r in records], "bold" if key == "miou" else "")
+    if any(record.transitions for record in records):
+        seen = [record.transitions or MonitorRecord() for record in records]
         for key in ("true", "seen", "missed", "false"):
-            counts = [r.get("transitions", {}).get(key) for r in records]
-            table.add_row(f"transitions, {key}", *("-" if v is None else str(v) for v in counts))
+            table.add_row(f"transitions, {key}", *(str(getattr(one, key)) for one in seen))
         for key in ("precision", "recall", "delay_probes", "delay_rounds"):
-            scale = 100 if key in ("precision", "recall") else 1
-            values = [r.get("transitions", {}).get(key) for r in records]
+            scale, values = 100 if key in ("precision", "recall") else 1, [getattr(one, key) for one in seen]
             row(f"transitions, {key.replace('_', ' in ')}", [None if v is None else scale * v for v in values])
     table.add_section()
     if records:
-        names = max((r["iou"] for r in records), key=len)
-        for name in names:
-            row(name, [r["iou"].get(name) for r in records])
+        for name in max((record.iou for record in records), key=len):
+            row(name, [record.iou.get(name) for record in records])
     return table
 
 

@@ -59,8 +59,7 @@ def check_data(path: str, display: Display) -> int:
 
 def closing(out: Path) -> Iterator[Table | str]:
     """The scores of a run, and what stands in its folder."""
-    ends = [r for r in RunFolder.open(out).records("scores.jsonl") if r["ends_task"]]
-    yield score_table(ends, out.name)
+    yield score_table(RunFolder.open(out).ends(), out.name)
     for name, what in (
         ("config.toml", "the complete config, for `fiss run`"),
         ("scores.jsonl", "every evaluation"),
@@ -80,22 +79,23 @@ def federation_table(known: dict[str, Any]) -> Table:
     table = Table(title=str(known["folder"]), show_header=False, title_justify="left")
     stopping = ", ending after this round" if known["stopping"] else ""
     table.add_row("rounds finished", f"{known['rounds']}{stopping}")
-    table.add_row("classes", escape(", ".join(last.get("classes", ()))) or "none yet")
+    table.add_row("classes", escape(", ".join(last.class_names or ()) if last else "") or "none yet")
     for name in known["sites"]:
         parts = ["not reached" if there is None else "connected" if name in there else "not connected"]
         parts += ["in the present job" if name in job.get("sites", ()) and name not in job["missing"] else ""]
-        took = [r["round"] + 1 for r in known["records"] if name in [reply["site"] for reply in r["replies"]]]
+        took = [r.round + 1 for r in known["records"] if name in [reply.client for reply in r.replies]]
         parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
         table.add_row(name, ", ".join(part for part in parts if part))
-    moved = [(r["round"] + 1, r["transitions"]) for r in known["records"] if r["transitions"]]
+    moved = [(r.round + 1, r.transitions) for r in known["records"] if r.transitions]
     table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
     if last:
         from fiss.deployment.supervisor import line
 
         table.add_row("last round", escape(line(last)))
-    for record in known["scores"]:
-        best = [f"{name} {value:.1f}" for name, value in record["iou"].items() if value is not None]
-        table.add_row(f"mIoU after round {record['round'] + 1}", escape(f"{record['miou']:.1f}: {', '.join(best)}"))
+    for score in known["scores"]:
+        best = [f"{name} {value:.1f}" for name, value in score.iou.items() if value is not None]
+        miou = "-" if score.miou is None else f"{score.miou:.1f}"
+        table.add_row(f"mIoU after round {score.round + 1}", escape(f"{miou}: {', '.join(best)}"))
     if there is None:
         table.add_row("server", f"{known['server']}:{known['port']} does not answer")
     return table

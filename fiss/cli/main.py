@@ -96,17 +96,18 @@ def eval_(
     from json import dumps
 
     from fiss.cli.display import score_table
-    from fiss.simulation import experiment
+    from fiss.runs.records import to_json
+    from fiss.runs.scoring import rescore
 
     chosen = tuple(view or ("published", "full"))
     for name in chosen:
         if name not in ("published", "full"):
             raise unknown("view", name, ["published", "full"])
     with _display(to_stderr=json) as display:
-        records = list(experiment.rescore(run, chosen, display))  # type: ignore[arg-type]
+        records = list(rescore(run, chosen, display))  # type: ignore[arg-type]
         if json:
             for record in records:
-                print(dumps(record))
+                print(dumps(to_json(record)))
         else:
             display.console.print(score_table(records, str(run)))
 

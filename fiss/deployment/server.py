@@ -6,7 +6,7 @@ again, the site answers it again as if for the first time.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, time
@@ -15,10 +15,6 @@ from typing import Any, Protocol
 import torch
 
 from fiss.config.config import Config, flat, to_dict, to_toml
-from fiss.data.folder import load
-from fiss.data.index import build as build_index
-from fiss.data.label_maps import evaluation_table
-from fiss.data.transforms import ScoredImages
 from fiss.deployment.site_folder import SiteFolder, SiteSpec
 from fiss.errors import UserError
 from fiss.federation import wire
@@ -29,16 +25,15 @@ from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.federation.private_names import private
 from fiss.federation.wire import Message
 from fiss.labels import LabelSpace
-from fiss.metrics import iou, mean
 from fiss.models.classifier import Weights
 from fiss.monitors.rules import RULES
 from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
-from fiss.training.batches import Reader
+from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
+from fiss.runs.scoring import Validation, groups
 from fiss.training.device import pick_device
-from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.trainer import build_network, build_trainer
 
 UNTOLD = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
@@ -85,7 +80,7 @@ def open_run(config: Config, out: Path) -> RunFolder:
     check(config)
     if not (out / "config.toml").is_file():
         return RunFolder.create(out, config)
-    run = RunFolder.open(out, deployed=True)
+    run = RunFolder.open(out)
     if not (out / "state.json").is_file():  # no round is finished: as it is now
         write_atomically(out / "config.toml", to_toml(config).encode())
     began, now = flat(to_dict(run.config())), flat(to_dict(config))
@@ -107,10 +102,10 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
         folder.add_origin(origin(torch.device("cpu")))
         began = monotonic()
         spec, gone = config.federation, dict[str, float]()
-        judge = ServerEvaluator(config, progress) if config.data.root else None
-        numbered = {name: n for n, name in names.items()}
-        for record in folder.records("rounds.jsonl"):  # cut to the last finished one
-            engine.heard |= {numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered}
+        evaluator = ServerEvaluator(config, progress) if config.data.root else None
+        numbered: dict[int | str, int] = {name: n for n, name in names.items()}
+        for past in folder.rounds():  # cut to the last finished one
+            engine.heard |= {numbered[p.client]: past.round for p in past.probes or () if p.client in numbered}
         _tell(folder, names, gone)
         participants = _participants(folder, config, engine, names, start, until)
         for result in run(server, participants, Discovery(config.method, config.seed), engine, spec, progress):
@@ -119,34 +114,27 @@ def lead(folder: RunFolder, engine: Reachable, names: Mapping[int, str], until: 
                 break  # nobody was there: no round
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
-            folder.append(
-                "rounds.jsonl",
-                {
-                    "round": result.participants.round,
-                    "selected": [names[n] for n in result.participants.selected],
-                    "classes": list(result.server.label_space.names),
-                    "heard": [names[s.client] for s in result.probe_results],
-                    "transitions": [names[s.client] for s in result.probe_results if s.transition],
-                    "replies": [
-                        {
-                            **{k: v for k, v in asdict(r).items() if k not in ("weights", "client")},
-                            "site": names[r.client],
-                        }
-                        for r in result.replies
-                    ],
-                    "refused": {names[n]: why for n, why in result.refused.items()},
-                    "missing": lost,
-                    "seconds": round(monotonic() - began, 3),
-                },
+            space = result.server.label_space
+            record = RoundRecord.of(
+                result,
+                monotonic() - began,
+                names,
+                task=len(groups(space)) - 1,
+                clients=len(names),
+                probes=tuple(ProbeRecord.of(said, names[said.client]) for said in result.probe_results),
+                classes=len(space.names),
+                class_names=space.names,
+                missing=lost,
             )
+            folder.append("rounds.jsonl", record)
             gone |= {name: time() for name in (names[n] for n in engine.missing) if name not in gone}
             _tell(folder, names, gone)
             for name, why in lost.items():
-                progress.notice(f"round {result.participants.round + 1}: {name} took no part: {why}")
-            done = result.participants.round + 1
-            if judge is not None and (scores := judge(result.server)) is not None:
-                folder.append("scores.jsonl", {"round": result.participants.round, **scores})
-            engine.heard |= {probe_result.client: result.participants.round for probe_result in result.probe_results}
+                progress.notice(f"round {record.round + 1}: {name} took no part: {why}")
+            done = record.round + 1
+            for score in evaluator(result.server, record.round, folder.scores()) if evaluator is not None else ():
+                folder.append("scores.jsonl", score)
+            engine.heard |= {probe_result.client: record.round for probe_result in result.probe_results}
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
@@ -156,20 +144,14 @@ class ServerEvaluator:
     """Scores the global model on images that the server has of its own (`data.root`)."""
 
     def __init__(self, config: Config, progress: Progress) -> None:
-        self.config, self.progress = config, progress
-        self.dataset = load(Path(config.data.root).expanduser())
-        self.index = build_index(self.dataset.val, self.dataset.classes, progress)
-        if self.index.problems:
-            raise UserError(f"data.root = {config.data.root}: {self.index.problems[0]}")
-        self.device = pick_device(config.training.device)
-        pin = self.device.type == "cuda"
-        self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
-        self.model = build_network(config, LabelSpace(((),)), self.device, "none")
+        self.progress = progress
+        self.validation = Validation.of_server(config, progress)
+        self.model = self.validation.network(LabelSpace(((),)))
         self.foreign: set[str] = set()
 
-    def __call__(self, server: Server) -> dict[str, Any] | None:
-        """IoU of every class, in percent, and their mean; nothing if the sites have classes that it does not know."""
-        space, config, classes = server.label_space, self.config, self.dataset.classes
+    def __call__(self, server: Server, round_: int, past: Iterable[ScoreRecord]) -> list[ScoreRecord]:
+        """A score in each view; none if the sites have classes that it does not know."""
+        space, config, classes = server.label_space, self.validation.config, self.validation.classes
         foreign = [name for name in space.names if name not in classes]
         if not self.foreign.issuperset(foreign):  # said once of each, not every round
             words = ", ".join(repr(name) for name in foreign if name not in self.foreign)
@@ -179,16 +161,11 @@ class ServerEvaluator:
             )
             self.foreign.update(foreign)
         if foreign:
-            return None
+            return []
         self.model.load(server.weights, space.sizes)
-        table = evaluation_table(classes, space)
-        view, training = config.evaluation.views[0], config.training
-        images = scored_images(view, classes, space, self.index.presence)
-        matrix = evaluate(
-            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.progress
-        )
-        values = iou(matrix)
-        return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
+        score, task = self.validation.score, len(groups(space)) - 1
+        views, past = config.evaluation.views, list(past)
+        return [score(self.model, space, view, past, self.progress, round_=round_, task=task) for view in views]
 
 
 def _tell(folder: RunFolder, names: Mapping[int, str], gone: Mapping[str, float]) -> None:

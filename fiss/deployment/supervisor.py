@@ -7,7 +7,7 @@ its round and the next one is submitted; and when the server was away, it is sub
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
@@ -19,6 +19,7 @@ from fiss.deployment.server import JOB, RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
+from fiss.runs.records import RoundRecord
 from fiss.simulation.on_flare import write_job
 
 if TYPE_CHECKING:
@@ -100,13 +101,13 @@ def _done(run: RunFolder, rounds: int) -> bool:
 
 def standing(run: RunFolder) -> dict[str, Any]:
     """How far it is: the rounds that count, as many as there are, and who is in the present job."""
-    records: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError, KeyError):  # none yet; what lies beyond the length is being written
-        length = int(json.loads((run.path / "state.json").read_bytes())["lengths"]["rounds.jsonl"])
-        text = (run.path / "rounds.jsonl").read_bytes()[:length].decode()
-        records = [json.loads(line) for line in text.split("\n") if line]
-    last = records[-1] if records else {}
-    return {"rounds": len(records), "last": last, "job": _present(run), "records": records}
+    rounds = run.rounds(finished=True) if (run.path / "state.json").is_file() else ()
+    return {
+        "rounds": len(rounds),
+        "last": rounds[-1] if rounds else None,
+        "job": _present(run),
+        "records": rounds,
+    }
 
 
 def _present(run: RunFolder) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def survey(folder: Path) -> dict[str, Any]:
         **project,
         **standing(RunFolder(run)),
         "there": there,
-        "scores": RunFolder(run).records("scores.jsonl")[-1:],
+        "scores": RunFolder(run).scores(finished=True)[-1:],
         "stopping": (run / STOP).exists(),
     }
 
@@ -200,8 +201,8 @@ class _Series:
         records = standing(self.run)["records"]
         for record in records[told:]:
             self.progress.notice(line(record))
-            for reply in record["replies"]:
-                self.waits.pop(reply["site"], None)
+            for reply in record.replies:
+                self.waits.pop(str(reply.client), None)
         return max(told, len(records))
 
 
@@ -210,16 +211,16 @@ def _there(admin: "Admin") -> dict[str, float]:
     return {name: heard for name, heard in admin.sites().items() if now - heard < FRESH}
 
 
-def line(record: dict[str, Any]) -> str:
+def line(record: RoundRecord) -> str:
     """A round in a line."""
     losses: dict[str, float] = {}
-    replies = [reply for reply in record["replies"] if reply["images"]]
+    replies = [reply for reply in record.replies if reply.images]
     for reply in replies:
-        for name, value in reply["losses"].items():
+        for name, value in reply.losses.items():
             losses[name] = losses.get(name, 0.0) + (value or 0.0) / len(replies)
-    parts = [f"round {record['round'] + 1}: {', '.join(reply['site'] for reply in replies) or 'nobody'}"]
+    parts = [f"round {record.round + 1}: {', '.join(str(reply.client) for reply in replies) or 'nobody'}"]
     parts += [f"{name} {value:.3f}" for name, value in losses.items()]
-    parts += [f"new classes at {', '.join(record['transitions'])}"] if record["transitions"] else []
-    parts += [f"missing: {name} ({why})" for name, why in record["missing"].items()]
-    parts += [f"refused: {name} ({why})" for name, why in record["refused"].items()]
-    return "  ".join([*parts, f"{len(record['classes'])} classes  {record['seconds']:.0f} s"])
+    parts += [f"new classes at {', '.join(map(str, record.transitions))}"] if record.transitions else []
+    parts += [f"missing: {name} ({why})" for name, why in (record.missing or {}).items()]
+    parts += [f"refused: {name} ({why})" for name, why in record.refused.items()]
+    return "  ".join([*parts, f"{record.classes} classes  {record.seconds:.0f} s"])

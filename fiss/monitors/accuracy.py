@@ -7,11 +7,21 @@ never fired; where the client was not probed at all before its next one, nobody 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
-from fiss.monitors.rules import Evidence, MonitorSpec, judge
+from fiss.monitors.rules import Evidence, MonitorSpec, Notes, judge
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A probe of a simulated client."""
+
+    round: int
+    client: int
+    fired: bool
+    """Whether its monitor did."""
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
@@ -71,17 +81,15 @@ def total(parts: Iterable[Seen]) -> Seen:
     return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
 
 
-def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, Any]]) -> dict[int, Seen]:
-    """From the true transitions and the log of rounds. What came before a client's first probe was its first data for
-    the federation, so nobody could see it."""
-    probes: dict[int, list[tuple[int, bool]]] = {}
-    for record in rounds:
-        for probe in record.get("probes", ()):
-            probes.setdefault(probe["client"], []).append((record["round"], probe["transition"]))
-    last = rounds[-1]["round"] if rounds else -1
-    found = {}
-    for client in sorted({*true, *probes}):
-        own = probes.get(client, [])
+def by_client(true: Mapping[int, Sequence[int]], probes: Iterable[Probed], last: int) -> dict[int, Seen]:
+    """From the true transitions and the probes in order, up to the round `last`. What came before a client's first
+    probe was its first data for the federation, so nobody could see it."""
+    by: dict[int, list[tuple[int, bool]]] = {}
+    for probe in probes:
+        by.setdefault(probe.client, []).append((probe.round, probe.fired))
+    found: dict[int, Seen] = {}
+    for client in sorted({*true, *by}):
+        own = by.get(client, [])
         came = [r for r in true.get(client, ()) if r <= last]
         late = [r for r in came if own and r > own[0][0]]
         early = len(came) - len(late)
@@ -91,36 +99,12 @@ def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, A
     return found
 
 
-def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The log of rounds as if this monitor had judged what the clients measured in them."""
-    notes: dict[int, Mapping[str, float]] = {}
-    names = [f.name for f in fields(Evidence)]
+def replay(spec: MonitorSpec, probes: Iterable[Probed]) -> list[Probed]:
+    """The probes as if this monitor had judged what the clients measured in them."""
+    notes: dict[int, Notes] = {}
     again = []
-    for line in rounds:
-        probes = []
-        for probe in line.get("probes", ()):
-            client = probe["client"]
-            fired, kept = judge(
-                spec,
-                Evidence(**{name: probe[name] for name in names if probe.get(name) is not None}),
-                notes.get(client, {}),
-            )
-            probes.append({"client": client, "transition": fired and client in notes})  # first data do not count
-            notes[client] = kept
-        again.append({"round": line["round"], "probes": probes})
+    for probe in probes:
+        fired, kept = judge(spec, probe.evidence, notes.get(probe.client, {}))
+        again.append(replace(probe, fired=fired and probe.client in notes))  # first data do not count
+        notes[probe.client] = kept
     return again
-
-
-def record(seen: Seen) -> dict[str, float | None]:
-    """As it stands in scores.jsonl."""
-    return {
-        "true": seen.true,
-        "seen": seen.seen,
-        "missed": seen.missed,
-        "false": seen.false,
-        "unprobed": seen.unprobed,
-        "precision": seen.precision,
-        "recall": seen.recall,
-        "delay_probes": None if seen.delay_probes is None else round(seen.delay_probes, 3),
-        "delay_rounds": None if seen.delay_rounds is None else round(seen.delay_rounds, 3),
-    }

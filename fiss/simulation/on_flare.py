@@ -80,7 +80,7 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -
     while True:
         ended = process.poll() is not None
         if (out / "state.json").is_file():
-            records = RunFolder.open(out).records("scores.jsonl")
+            records = RunFolder.open(out).scores(finished=True)
             for record in records[told:]:
                 progress.scored(record)
             told = len(records)
@@ -144,7 +144,7 @@ def serve(transport: Any, out: str, until: int) -> None:
     from fiss.deployment.server import lead, numbers
     from fiss.flare.transport import FlareEngine
 
-    folder = RunFolder.open(Path(out), deployed=True)
+    folder = RunFolder.open(Path(out))
     names = numbers(folder, transport.sites)
     lead(folder, FlareEngine(transport, names, folder.config().federation), names, until, LogProgress())
 
