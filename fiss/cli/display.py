@@ -14,9 +14,10 @@ from rich.table import Table
 
 from fiss.data.dataset import Dataset
 from fiss.data.index import Index
+from fiss.monitors.accuracy import Seen
 from fiss.progress import Progress
 from fiss.reports.comparison import Comparison
-from fiss.runs.records import MonitorRecord, ScoreRecord
+from fiss.runs.records import ScoreRecord
 from fiss.simulation.sweep import JobStatus
 
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
@@ -142,7 +143,7 @@ def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
         row(key.replace("_", ", "), [getattr(r, key) for r in records], "bold" if key == "miou" else "")
     if any(record.transitions for record in records):
-        seen = [record.transitions or MonitorRecord() for record in records]
+        seen = [record.transitions or Seen() for record in records]
         for key in ("true", "seen", "missed", "false"):
             table.add_row(f"transitions, {key}", *(str(getattr(one, key)) for one in seen))
         for key in ("precision", "recall", "delay_probes", "delay_rounds"):

@@ -7,7 +7,7 @@ never fired; where the client was not probed at all before its next one, nobody 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fiss.monitors.rules import Evidence, MonitorSpec, Notes, judge
@@ -26,7 +26,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Seen:
-    """How one monitor did."""
+    """How one monitor did, as it stands in scores.jsonl."""
 
     true: int = 0
     seen: int = 0
@@ -34,19 +34,22 @@ class Seen:
     false: int = 0
     unprobed: int = 0
     """True transitions after which the client was not probed."""
+    precision: float | None = None
+    """Share of the firings that were right."""
+    recall: float | None = None
+    """Share seen of the true transitions that could be."""
     delay_probes: float | None = None
     """Mean over those seen; 0 is the first probe after the transition."""
     delay_rounds: float | None = None
+    clients: Mapping[int, "Seen"] | None = field(default=None, metadata={"with": "clients"})
+    """The same of each client."""
 
-    @property
-    def precision(self) -> float | None:
-        """Share of the firings that were right."""
-        return self.seen / (self.seen + self.false) if self.seen + self.false else None
 
-    @property
-    def recall(self) -> float | None:
-        """Share seen of the true transitions that could be."""
-        return self.seen / (self.seen + self.missed) if self.seen + self.missed else None
+def _seen(counts: Sequence[int], probes: float | None, rounds: float | None) -> Seen:
+    true, seen, missed, false, unprobed = counts
+    precision = seen / (seen + false) if seen + false else None
+    recall = seen / (seen + missed) if seen + missed else None
+    return Seen(true, seen, missed, false, unprobed, precision, recall, probes, rounds)
 
 
 def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
@@ -66,7 +69,7 @@ def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
             unprobed += 1
     false = sum(fired for _, fired in probes) - seen
     delays = [sum(d) / len(right) for d in zip(*right, strict=True)] if right else [None, None]
-    return Seen(len(true), seen, missed, false, unprobed, *delays)
+    return _seen((len(true), seen, missed, false, unprobed), *delays)
 
 
 def total(parts: Iterable[Seen]) -> Seen:
@@ -77,8 +80,18 @@ def total(parts: Iterable[Seen]) -> Seen:
     def mean(key: str) -> float | None:
         return sum(getattr(p, key) * p.seen for p in parts if p.seen) / seen if seen else None
 
-    counts = {key: sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")}
-    return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
+    counts = [sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")]
+    return _seen(counts, mean("delay_probes"), mean("delay_rounds"))
+
+
+def in_all(clients: Mapping[int, Seen]) -> Seen:
+    """All clients together and each of them, delays to three places."""
+
+    def rounded(seen: Seen) -> Seen:
+        probes, rounds = (None if d is None else round(d, 3) for d in (seen.delay_probes, seen.delay_rounds))
+        return replace(seen, delay_probes=probes, delay_rounds=rounds)
+
+    return replace(rounded(total(clients.values())), clients={c: rounded(own) for c, own in clients.items()})
 
 
 def by_client(true: Mapping[int, Sequence[int]], probes: Iterable[Probed], last: int) -> dict[int, Seen]:

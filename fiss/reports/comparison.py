@@ -57,7 +57,7 @@ class Comparison:
 
 def compare(paths: Iterable[Path], view: str) -> Comparison:
     """mIoU after each task, then old, new and forgetting after the last, of every method and preset."""
-    groups: dict[tuple[tuple[str, str], ...], dict[int, Scored]] = defaultdict(dict)
+    groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[RunFolder, Records[ScoreRecord]]]] = defaultdict(dict)
     notes = []
     for path in paths:
         folder = RunFolder.open(path)
@@ -65,36 +65,25 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
         ends = folder.ends(view)
         if not ends:
             raise UserError(f"{path} {why_no_score(folder)}")
-        finished = folder.finished()
-        if not finished:
+        if not folder.finished():
             notes.append(f"{path} is not finished; its last task is {ends[-1].task}.")
         group = groups[row_key(config)]
         if config.seed in group:
             raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
-        group[config.seed] = Scored(config, ends, finished)
-    tasks = max(len(run.ends) for group in groups.values() for run in group.values())
-    configs = [next(iter(group.values())).config for group in groups.values()]
+        group[config.seed] = (folder, ends)
+    tasks = max(len(ends) for group in groups.values() for _, ends in group.values())
+    configs = [next(iter(group.values()))[0].config() for group in groups.values()]
     rows = []
     for name, config, group in zip(labels(configs), configs, groups.values(), strict=True):
-        runs = list(group.values())
-        cells = [cell([run.ends[t].miou for run in runs if t < len(run.ends)]) for t in range(tasks)]
+        cells = [cell([ends[t].miou for _, ends in group.values() if t < len(ends)]) for t in range(tasks)]
         if config.joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
-        last = [run.ends[-1] for run in runs if run.finished]
+        last = [ends[-1] for folder, ends in group.values() if folder.finished()]
         cells += [cell([s.old for s in last]), cell([s.new for s in last]), cell([s.forgetting for s in last])]
-        rows.append((name, str(len(runs)), *cells))
+        rows.append((name, str(len(group)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     presets = ", ".join(dict.fromkeys(config.name for config in configs))
     return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A run and its evaluations after each task, in one view."""
-
-    config: Config
-    ends: Records[ScoreRecord]
-    finished: bool
 
 
 def why_no_score(folder: RunFolder) -> str:
@@ -135,13 +124,8 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
     for label_, own in zip(names, groups.values(), strict=True):
         rows = []
         for name in RULES:
-            seen = total(
-                part
-                for config, rounds, true in own
-                for part in by_client(
-                    true, replay(replace(config.monitor, name=name), probed(rounds)), rounds[-1].round
-                ).values()
-            )
+            again = [(replay(replace(c.monitor, name=name), probed(log)), log, true) for c, log, true in own]
+            seen = total(part for ps, log, true in again for part in by_client(true, ps, log[-1].round).values())
             shares = ("-" if share is None else f"{share:.2f}" for share in (seen.precision, seen.recall))
             delays = ("-" if d is None else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
             counts = map(str, (seen.true, seen.seen, seen.missed, seen.false, seen.unprobed))

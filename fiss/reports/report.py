@@ -15,9 +15,9 @@ from fiss.config.config import Config, flat, to_dict, to_toml
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.reports.comparison import FREE, cell, compare, labels, row_key, why_no_score
-from fiss.reports.figures import figure, grid, page, style, svg, table, tiles
+from fiss.reports.figures import figure, finish, grid, page, style, svg, table, tiles
 from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
-from fiss.reports.timeline import calendar, monitored
+from fiss.reports.timeline import accepted, calendar, losses, monitored
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.records import Client, Records, RoundRecord, ScoreRecord, Splits, probed
 
@@ -57,8 +57,8 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
         ("IoU of every class after every task", [_heat(scored)]),
         ("Classes and background taken for each other", [_background(done)]),
         ("Pictures", pictures),
-        ("Pseudo labels", [*_accepted(by_label), *pseudo]),
-        ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
+        ("Pseudo labels", [*(accepted(run.label, run.rounds) for run in firsts), *pseudo]),
+        ("Losses, time, traffic", [losses({run.label: run.rounds for run in firsts}), _time(by_label)]),
         ("Clients and their data", [_clients(firsts[0]), _timeline(firsts)]),
         ("Configs", [_configs(firsts)]),
     ]
@@ -156,11 +156,7 @@ def _words(by_label: Labelled) -> str:
     for label, runs in ranked:
         last = [run.ends[-1] for run in runs]
         miou, lost, new = _mean(s.miou for s in last), _mean(s.forgetting for s in last), _mean(s.new for s in last)
-        text = (
-            f"<b>{html.escape(label)}</b>: {miou:.1f} mIoU after its last task"
-            if miou is not None
-            else html.escape(label)
-        )
+        text = f"<b>{html.escape(label)}</b>" + ("" if miou is None else f": {miou:.1f} mIoU after its last task")
         if lost is not None and new is not None:
             word = f"forgot {lost:.1f} points of the old classes" if lost > 0.5 else "forgot next to nothing"
             text += f"; it {word} and learnt the newest ones to {new:.1f}"
@@ -179,10 +175,7 @@ def _curves(by_label: Labelled) -> str:
             shift = 0 if not runs[0].config.joint else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
             shown = [(shift + t, value) for t, value in enumerate(values) if value is not None]
             axes.plot(*zip(*shown, strict=True), label=label, **style(number))
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set(xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
+        finish(axes, title, False, xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
     drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return svg(drawn, "mIoU after each task")
 
@@ -239,69 +232,6 @@ def _background(by_label: Labelled) -> str:
         if any(v is not None for row in rows for v in row):
             parts.append(grid(list(by_label), names, rows, title, (0, 100), "cividis"))
     return "".join(parts)
-
-
-def _accepted(by_label: Labelled) -> list[str]:
-    """Accepted share of offered pixels by local epoch, all clients of a task together."""
-    parts = []
-    for label, runs in by_label.items():
-        asked: dict[int, dict[int, float]] = defaultdict(dict)
-        counts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(
-            lambda: defaultdict(lambda: defaultdict(lambda: [0, 0]))
-        )
-        for record in runs[0].rounds:
-            for reply in record.replies:
-                for line in reply.report.get("pseudo_labels", []):
-                    asked[record.task][line["epoch"]] = line["asked"]
-                    for name, offered in line["offered"].items():
-                        cell = counts[record.task][name][line["epoch"]]
-                        cell[0] += offered
-                        cell[1] += line["accepted"].get(name, 0)
-        if not counts:
-            continue
-        drawn = figure(4.2 * len(counts), 3.4)
-        for axes, (task, by_class) in zip(
-            drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True
-        ):
-            often = sorted(by_class, key=lambda n: -sum(o for o, _ in by_class[n].values()))[:10]
-            for number, name in enumerate(often):
-                by_epoch = by_class[name]
-                there = {epoch: 100 * a / o for epoch, (o, a) in sorted(by_epoch.items()) if o}
-                axes.plot(list(there), list(there.values()), label=name, **style(number), markersize=4, linewidth=1)
-            steps = sorted(asked[task])
-            axes.plot(
-                steps, [100 * asked[task][e] for e in steps], color="#888888", linewidth=4, alpha=0.4, label="asked for"
-            )
-            axes.set_title(f"task {task}", loc="left", fontsize=11)
-            axes.set(xlabel="local epoch", ylabel="accepted, %", ylim=(0, 105))
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=7, frameon=False, ncols=2)
-        parts.append(
-            f"<h3>{html.escape(label)}: accepted of the offered pixels</h3>" + svg(drawn, "accepted pseudo labels")
-        )
-    return parts
-
-
-def _losses(by_label: Labelled) -> str:
-    drawn = figure(9, 2.6 * ((len(by_label) + 2) // 3))
-    places = drawn.subplots((len(by_label) + 2) // 3, 3, squeeze=False).flatten()
-    for axes in places[len(by_label) :]:
-        axes.set_axis_off()
-    for axes, (label, runs) in zip(places, by_label.items(), strict=False):
-        terms: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for record in runs[0].rounds:
-            for name in {n for reply in record.replies for n in reply.losses}:
-                if (value := _mean(reply.losses.get(name) for reply in record.replies)) is not None:
-                    terms[name].append((record.round, value))
-        for number, (name, points) in enumerate(terms.items()):
-            axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
-        axes.set_title(label, loc="left", fontsize=10)
-        axes.set(xlabel="round")
-        axes.grid(alpha=0.3)
-        if terms:
-            axes.legend(fontsize=7, frameon=False)
-    return svg(drawn, "losses by round")
 
 
 def _time(by_label: Labelled) -> str:

@@ -1,12 +1,15 @@
-"""A run over its rounds: who trained, what clients measured in their own data, and what their monitors saw."""
+"""A run over its rounds: who trained, what clients measured in their own data, what their monitors saw, and what
+training came to."""
 
 import html
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 from fiss.monitors.accuracy import by_client, total
-from fiss.reports.figures import COLOURS, figure, svg, table
+from fiss.reports.figures import COLOURS, figure, finish, style, svg, table
 from fiss.runs.records import RoundRecord, probed
 
 Rounds = Sequence[RoundRecord]
@@ -70,6 +73,52 @@ def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> 
     ]
     title = f"<h3>{html.escape(label)}: what the monitors saw</h3>"
     return title + svg(drawn, "what clients measured in every round") + table(head, rows)
+
+
+def accepted(label: str, rounds: Rounds) -> str:
+    """Accepted share of offered pixels by local epoch, all clients of a task together; nothing where none were."""
+    asked: dict[int, dict[int, float]] = defaultdict(dict)
+    counts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(lambda: [0, 0]))
+    )
+    for record in rounds:
+        for line in (line for reply in record.replies for line in reply.report.get("pseudo_labels", ())):
+            asked[record.task][line["epoch"]] = line["asked"]
+            for name, offered in line["offered"].items():
+                cell = counts[record.task][name][line["epoch"]]
+                cell[0] += offered
+                cell[1] += line["accepted"].get(name, 0)
+    if not counts:
+        return ""
+    drawn = figure(4.2 * len(counts), 3.4)
+    for axes, (task, by_class) in zip(drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True):
+        often = sorted(by_class, key=lambda n: -sum(o for o, _ in by_class[n].values()))[:10]
+        for number, name in enumerate(often):
+            there = {epoch: 100 * a / o for epoch, (o, a) in sorted(by_class[name].items()) if o}
+            axes.plot(list(there), list(there.values()), label=name, **style(number), markersize=4, linewidth=1)
+        wanted = {epoch: 100 * share for epoch, share in sorted(asked[task].items())}
+        axes.plot(list(wanted), list(wanted.values()), color="#888888", linewidth=4, alpha=0.4, label="asked for")
+        finish(axes, f"task {task}", xlabel="local epoch", ylabel="accepted, %", ylim=(0, 105))
+    return f"<h3>{html.escape(label)}: accepted of the offered pixels</h3>" + svg(drawn, "accepted pseudo labels")
+
+
+def losses(by_label: Mapping[str, Rounds]) -> str:
+    """The terms of each run's loss by round, the mean over its clients."""
+    rows = (len(by_label) + 2) // 3
+    drawn = figure(9, 2.6 * rows)
+    places = drawn.subplots(rows, 3, squeeze=False).flatten()
+    for axes in places[len(by_label) :]:
+        axes.set_axis_off()
+    for axes, (label, rounds) in zip(places, by_label.items(), strict=False):
+        terms: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for record in rounds:
+            for name in {n for reply in record.replies for n in reply.losses}:
+                values = [v for reply in record.replies if (v := reply.losses.get(name)) is not None]
+                terms[name] += [(record.round, mean(values))] if values else []
+        for number, (name, points) in enumerate(terms.items()):
+            axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
+        finish(axes, label, xlabel="round")
+    return svg(drawn, "losses by round")
 
 
 def _boundaries(axes: Any, rounds: Rounds) -> None:

@@ -121,31 +121,6 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorRecord:
-    """True transitions against those that monitors saw, so far (`fiss/monitors/accuracy.py`)."""
-
-    true: int = 0
-    seen: int = 0
-    missed: int = 0
-    false: int = 0
-    unprobed: int = 0
-    precision: float | None = None
-    recall: float | None = None
-    delay_probes: float | None = None
-    delay_rounds: float | None = None
-    clients: Mapping[int, "MonitorRecord"] | None = field(default=None, metadata={"with": "clients"})
-    """The same of each client."""
-
-    @classmethod
-    def of(cls, seen: Seen, clients: Mapping[int, Seen] | None = None) -> "MonitorRecord":
-        """From what was seen."""
-        values = {f.name: getattr(seen, f.name) for f in fields(cls) if f.name != "clients"}
-        delays = {key: round(values[key], 3) for key in ("delay_probes", "delay_rounds") if values[key] is not None}
-        own = {client: cls.of(one) for client, one in clients.items()} if clients is not None else None
-        return cls(**values | delays, clients=own)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoreRecord:
     """One line of scores.jsonl: a model in one view, in percent."""
 
@@ -171,7 +146,8 @@ class ScoreRecord:
     """Share of each class's pixels that are called background."""
     from_background: Mapping[str, float | None] = field(default_factory=dict)
     """Share of the background's pixels that are called each class."""
-    transitions: MonitorRecord | None = field(default=None, metadata={"with": "transitions"})
+    transitions: Seen | None = field(default=None, metadata={"with": "transitions"})
+    """True ones against those that monitors saw, so far; where tasks are not announced."""
     entropy: float | None = field(default=None, metadata={"with": "transitions"})
     """Mean over the last probes."""
 

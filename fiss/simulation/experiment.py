@@ -16,7 +16,7 @@ from fiss.monitors import accuracy
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
-from fiss.runs.records import MonitorRecord, ProbeRecord, RoundRecord, probed
+from fiss.runs.records import ProbeRecord, RoundRecord, probed
 from fiss.runs.scoring import load_checked
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario, with_absolute_paths
@@ -203,6 +203,6 @@ def _monitored(scenario: Scenario, folder: RunFolder) -> dict[str, Any]:
     seen = accuracy.by_client(scenario.transitions, probed(rounds), rounds[-1].round)
     entropies = [probe.evidence.entropy for probe in probed(rounds[-1:])]
     return {
-        "transitions": MonitorRecord.of(accuracy.total(seen.values()), seen),
+        "transitions": accuracy.in_all(seen),
         "entropy": sum(entropies) / len(entropies) if entropies else None,
     }

@@ -10,12 +10,11 @@ from fiss.config.config import Config
 from fiss.errors import UserError
 from fiss.federation.loop import Call, Round
 from fiss.federation.messages import Reply
-from fiss.monitors.accuracy import Seen
+from fiss.monitors.accuracy import Seen, in_all
 from fiss.monitors.rules import Evidence
 from fiss.runs.folder import RunFolder
 from fiss.runs.records import (
     HeldRecord,
-    MonitorRecord,
     ProbeRecord,
     Records,
     ReplyRecord,
@@ -76,14 +75,14 @@ def test_a_round_of_the_loop_is_named_where_sites_have_names():
 
 
 def test_scores_come_back_as_they_were_written():
-    seen = MonitorRecord.of(Seen(3, 2, 1, 0, 0, 1 / 3, 2 / 3), {4: Seen(1, 1)})
+    seen = in_all({4: Seen(2, 1, 1, delay_probes=1 / 3, delay_rounds=1), 7: Seen(1, 1, delay_probes=1, delay_rounds=1)})
     records = (a_score(), a_score(round=5, ends_task=True, transitions=seen, entropy=None))
     assert read_scores(map(through, records), "x", "") == records
     assert list(through(records[0]))[:6] == ["round", "task", "ends_task", "view", "images", "miou"]
     assert "entropy" not in through(records[0])
     assert through(records[1])["entropy"] is None  # known to be unknown
     found = through(records[1])["transitions"]
-    assert (found["delay_probes"], found["recall"], found["clients"]["4"]["true"]) == (0.333, 2 / 3, 1)
+    assert (found["delay_probes"], found["recall"], found["clients"]["4"]["delay_probes"]) == (0.667, 2 / 3, 0.333)
     assert list(found)[-1] == "clients"
     assert "clients" not in found["clients"]["4"]
 
