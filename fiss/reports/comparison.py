@@ -88,15 +88,11 @@ def compare(paths: Iterable[Path], view: str) -> Comparison:
 
 def why_no_score(folder: RunFolder) -> str:
     """What is to be said of a run that has no evaluation after a task in some view."""
-    views = sorted({score.view for score in folder.ends()})
+    views = ", ".join(sorted({score.view for score in folder.ends()}))
     if views:
-        return (
-            f"was scored in view {', '.join(views)} only; --set evaluation.views=published,full scores a run in both."
-        )
+        return f"was scored in view {views} only; --set evaluation.views=published,full scores a run in both."
     if folder.deployed:
-        return (
-            "was not scored: its server needs images of its own (data.root in federation.toml) with the sites' classes."
-        )
+        return "was not scored: its server has no images of its own (data.root) with the sites' classes."
     return "has no finished task yet."
 
 
@@ -143,10 +139,9 @@ def _fired(path: Path, config: Config, rounds: Sequence[RoundRecord]) -> Compari
     for site in sorted({name for name, _, _ in probes}):
         own = [(round_, fired) for name, round_, fired in probes if name == site]
         rows.append((site, str(len(own)), ", ".join(str(round_ + 1) for round_, fired in own if fired) or "-"))
+    title, head = f"{path}: monitor {config.monitor.name}", ("site", "probes", "fired in round")
     note = "What sites measure stays with them and true transitions are not known, so no other monitor can be replayed."
-    return Comparison(
-        f"{path}: monitor {config.monitor.name}", ("site", "probes", "fired in round"), tuple(rows), (note,)
-    )
+    return Comparison(title, head, tuple(rows), (note,))
 
 
 def row_key(config: Config) -> tuple[tuple[str, str], ...]:

@@ -109,7 +109,8 @@ class RunFolder:
         if self.deployed and not path.is_file():
             return None
         try:
-            return from_json(Splits, json.loads(path.read_bytes()), str(path))
+            splits: Splits = from_json(Splits, json.loads(path.read_bytes()), str(path))
+            return splits
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: missing, damaged or foreign ({error}).") from error
 

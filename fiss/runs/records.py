@@ -4,13 +4,13 @@ Clients are numbers in a simulation and sites' names in a real federation. Keys 
 where there is nothing to say; unknown keys are ignored, and the lines of earlier versions are read too.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from math import isfinite
-from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fiss.errors import UserError
 from fiss.federation.loop import Round
@@ -179,7 +179,7 @@ class Splits:
     tasks: tuple[TaskRecord, ...]
     present: tuple[tuple[int, ...], ...] | None = field(default=None, metadata={"with": "present"})
     """By round the clients that are there; this and what follows only where tasks are not announced."""
-    stages: Mapping[int, tuple[tuple[int, int, int], ...]] | None = field(default=None, metadata={"with": "stages"})
+    stages: Mapping[int, tuple[tuple[int, ...], ...]] | None = field(default=None, metadata={"with": "stages"})
     """By client: from which round on it is in which task, with its n-th draw of images."""
     redrawn: Mapping[str, tuple[str, ...]] | None = field(default=None, metadata={"with": "redrawn"})
     """The images of those draws, by task/client/n."""
@@ -206,20 +206,38 @@ def to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def from_json(kind: type[T], value: Any, where: str) -> T:
-    """A record from plain values; what is damaged is named with `where` it stands."""
-    try:
-        record: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
-        return record
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where}: damaged or foreign ({key}: {first['msg']}).") from error
+def from_json(hint: Any, value: Any, where: str) -> Any:
+    """Plain values as the type that `hint` says, unknown keys left out; what is damaged is named with `where`."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        own = [f for f in fields(hint) if f.name in value]
+        try:
+            hints = _hints(hint)  # type: ignore[arg-type]
+            return hint(**{f.name: from_json(hints[f.name], value[f.name], f"{where}, {f.name}") for f in own})  # type: ignore[operator]
+        except TypeError as error:
+            raise UserError(f"{where}: damaged or foreign ({error}).") from error
+    if origin is tuple and isinstance(value, (list, tuple)):
+        if all(type(part) is arguments[0] for part in value):
+            return tuple(value)  # a list of names may be long
+        return tuple(from_json(arguments[0], part, where) for part in value)
+    if origin is Mapping and isinstance(value, Mapping) and (arguments[0] is str or all(map(str.isdecimal, value))):
+        return {arguments[0](key): from_json(arguments[1], part, where) for key, part in value.items()}
+    if origin in (Union, UnionType):
+        options = [option for option in arguments if option is not NoneType]
+        if len(options) == 1:
+            return None if value is None else from_json(options[0], value, where)
+        if type(value) in options:
+            return value
+    if type(value) is hint or (hint is float and type(value) is int):
+        return hint(value)
+    raise UserError(f"{where}: damaged or foreign ({json.dumps(value, default=str)[:80]}).")
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def read_rounds(lines: Iterable[Any], where: str) -> Records[RoundRecord]:

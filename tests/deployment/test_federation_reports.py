@@ -105,6 +105,7 @@ def test_every_command_that_reads_runs_reads_it(scored, unscored, tmp_path, caps
         fiss(*command, code=2)
         said = capsys.readouterr().err
         assert said.startswith("error: ")
+        assert said.count("\n") == 1
         assert "has no images of its own" in said
     fiss("resume", scored.path, code=2)
     assert "`fiss federation run` goes on" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from fiss.config.config import Config
 from fiss.errors import UserError
-from fiss.federation.loop import Call, Round
+from fiss.federation.loop import Participants, Round
 from fiss.federation.messages import Reply
 from fiss.monitors.accuracy import Seen, in_all
 from fiss.monitors.rules import Evidence
@@ -64,7 +64,7 @@ def test_rounds_come_back_as_they_were_written():
 
 def test_a_round_of_the_loop_is_named_where_sites_have_names():
     replies = (Reply(0, 5, {}, 2, 8, {"a": 1.0}), Reply(1, 0))
-    result = Round(Call(7, (1, 0)), None, (), replies, {1: "odd"})
+    result = Round(Participants(7, (1, 0)), None, (), replies, {1: "odd"})
     ours, theirs = RoundRecord.of(result, 2.0), RoundRecord.of(result, 2.0, {0: "x", 1: "y"}, missing={"z": "late"})
     assert (ours.selected, ours.replies[0].client, ours.refused) == ((1, 0), 0, {"1": "odd"})
     assert (theirs.selected, theirs.replies[0].client, theirs.refused) == (("y", "x"), "x", {"y": "odd"})
