@@ -43,13 +43,13 @@ def one(clients: int, probed: str, tiny: bool) -> dict[str, Any]:
         began = time.perf_counter()
         out = experiment.start(config, Path(folder) / "run", Progress()).path
         spent = time.perf_counter() - began
-        records = RunFolder(out).records("rounds.jsonl")
+        records = RunFolder(out).rounds()
         kept = sum(path.stat().st_size for path in out.glob("*.json*"))
-    images = sum(reply["samples"] for record in records for reply in record["replies"])
+    images = sum(reply.samples for record in records for reply in record.replies)
     return {
         "clients": clients,
         "probed": probed,
-        "ms per image": 1000 * sum(record["seconds"] for record in records) / images,
+        "ms per image": 1000 * sum(record.seconds for record in records) / images,
         "seconds per round, all in": spent / len(records),
         "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
         "KiB of records": kept / 2**10,

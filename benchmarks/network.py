@@ -97,8 +97,8 @@ def _measure(place: Path, tiny: bool, transfer: str, port: int) -> tuple[int, li
         print(f"{time.monotonic() - began:.0f} s in all, {finished_rounds(RunFolder(folder / 'run'))} rounds")
     finally:
         _kill(folder)
-    records = RunFolder(folder / "run").records("rounds.jsonl")[1:]  # the first also loads everything
-    return size, [record["seconds"] for record in records], _alone(folder, config)
+    records = RunFolder(folder / "run").rounds()[1:]  # the first also loads everything
+    return size, [record.seconds for record in records], _alone(folder, config)
 
 
 def _alone(folder: Path, config: Config) -> float:

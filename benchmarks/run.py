@@ -71,12 +71,12 @@ def main() -> None:
             experiment.start(start, out, clock)
             clock.began.append(time.perf_counter())
             whole[name] = clock.began[-1] - began
-            records = RunFolder(out).records("rounds.jsonl")
-            skipped = len(clock.began) - 1 - sum(r["task"] > 0 for r in records)
-            later = [r for r in records if r["task"] > 0]
-            images = sum(reply["samples"] for r in later for reply in r["replies"])
+            records = RunFolder(out).rounds()
+            skipped = len(clock.began) - 1 - sum(r.task > 0 for r in records)
+            later = [r for r in records if r.task > 0]
+            images = sum(reply.samples for r in later for reply in r.replies)
             spent = clock.began[-1] - clock.began[skipped]
-            training = sum(r["seconds"] for r in later)
+            training = sum(r.seconds for r in later)
             row = {"run": name, "images/s": images / spent, "images/s, training": images / training}
             row |= {"seconds of later tasks": spent, "seconds in all": whole[name]}
             if given.data or given.tiny:

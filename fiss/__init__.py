@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fiss.predict import Prediction, Predictor
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
+    from fiss.runs.records import Records, ScoreRecord
     from fiss.runs.run import Run
     from fiss.simulation.sweep import Sweep
 
@@ -187,7 +188,7 @@ def open_run(path: str | Path) -> Run:
 
 def evaluate(
     run: Run | str | Path, view: str | Sequence[str] = ("published", "full"), progress: Progress | bool | None = None
-) -> list[dict[str, Any]]:
+) -> Records[ScoreRecord]:
     """Score again the models after every task of a run; nothing in its folder changes.
 
     Args:
@@ -196,22 +197,23 @@ def evaluate(
         progress: As for `fiss.run`.
 
     Returns:
-        One record for each task and view.
+        One record for each task and view; `.to_pandas()` makes a table of them.
 
     Example:
-        >>> fiss.evaluate("runs/demo/fbl", view="full")[-1]["miou"]
+        >>> fiss.evaluate("runs/demo/fbl", view="full")[-1].miou
     """
     from fiss.data.transforms import View
     from fiss.reports.display import shown
+    from fiss.runs.records import Records
     from fiss.runs.run import path_of
-    from fiss.simulation.experiment import rescore
+    from fiss.runs.scoring import rescore
 
     views = (view,) if isinstance(view, str) else view
     for name in views:
         if name not in get_args(View):
             raise unknown("view", name, get_args(View))
     with shown(progress) as told:
-        return list(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
+        return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
 
 
 def sweep(

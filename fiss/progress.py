@@ -38,8 +38,8 @@ class Progress:
     def begin(self, rounds: int, steps: int, done: int) -> None:
         """The rounds begin: their number, their steps in all, and how many an earlier start has done."""
 
-    def scored(self, record: Mapping[str, object]) -> None:
-        """A model has been scored; the record is the line in scores.jsonl."""
+    def scored(self, record: Any) -> None:
+        """A model has been scored; a `ScoreRecord` (fiss/runs/records.py)."""
 
     def jobs(self, board: Sequence[Any]) -> None:
         """Where the runs of a sweep stand (`JobStatus` in fiss/simulation/sweep.py); told again and again."""

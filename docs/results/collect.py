@@ -14,16 +14,17 @@ from fiss.config.config import Config, flat, method_for, to_dict
 from fiss.config.identity import SAME_ROW, differences
 from fiss.config.presets import exact_label, label, preset
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import Records, RoundRecord, to_json
 
 
-def accepted(rounds: list[dict]) -> list[dict[str, float]]:
+def accepted(rounds: Records[RoundRecord]) -> list[dict[str, float]]:
     """By task: the share of the offered pixels of each class that was accepted, all clients and epochs together."""
     counts: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
     for record in rounds:
-        for reply in record["replies"]:
-            for epoch in reply["report"].get("pseudo_labels", ()):
+        for reply in record.replies:
+            for epoch in reply.report.get("pseudo_labels", ()):
                 for name, offered in epoch["offered"].items():
-                    pair = counts[record["task"]][name]
+                    pair = counts[record.task][name]
                     pair[0] += offered
                     pair[1] += epoch["accepted"][name]
     return [
@@ -59,8 +60,8 @@ def percent(values: dict[str, float | None]) -> dict[str, float | None]:
 def one(path: Path) -> dict:
     """What there is to keep of a run."""
     folder = RunFolder.open(path)
-    config, rounds = folder.config(), folder.records("rounds.jsonl")
-    scores = [s for s in folder.records("scores.jsonl") if s["ends_task"]]
+    config, rounds = folder.config(), folder.rounds()
+    scores = folder.ends()
     return {
         "preset": config.name,
         "method": nearest(config),
@@ -71,11 +72,11 @@ def one(path: Path) -> dict:
         "finished": folder.finished(),
         "own first task": not config.base,
         "monitor": config.monitor.name,
-        "seconds": round(sum(r["seconds"] for r in rounds)),
-        "miou": [round(s["miou"], 2) for s in scores],
-        "iou": [percent(s["iou"]) for s in scores],
-        "background taken for": [s.get("from_background") and percent(s["from_background"]) for s in scores],
-        "transitions": {k: v for k, v in scores[-1].get("transitions", {}).items() if k != "clients"} or None,
+        "seconds": round(sum(r.seconds for r in rounds)),
+        "miou": [round(s.miou, 2) for s in scores],
+        "iou": [percent(s.iou) for s in scores],
+        "background taken for": [percent(s.from_background) or None for s in scores],
+        "transitions": scores[-1].transitions and to_json(replace(scores[-1].transitions, clients=None)),
         "pseudo labels accepted": accepted(rounds) or None,
     }
 

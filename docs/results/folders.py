@@ -15,6 +15,7 @@ from fiss.config.config import Config, parse_settings, with_settings
 from fiss.config.presets import preset
 from fiss.metrics import summary
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import ScoreRecord, Splits
 from fiss.simulation import sweep
 
 
@@ -26,7 +27,7 @@ def config(record: dict, out: Path) -> Config:
     return with_settings(job.config, parse_settings(heldout.settings(changed)))
 
 
-def scores(record: dict, view: str) -> list[dict]:
+def scores(record: dict, view: str) -> list[ScoreRecord]:
     """One line after each task, as a run writes them."""
     lines, tasks, best = [], [], {}
     ends = zip(record["miou"], record["iou"], record["background taken for"], strict=True)
@@ -34,7 +35,8 @@ def scores(record: dict, view: str) -> list[dict]:
         names = [name for name in iou if name != "background"]
         tasks.append([name for name in names if not any(name in known for known in tasks)])
         means = {**summary(list(iou.values()), names, tasks, best), "miou": miou}
-        lines.append({"task": task, "ends_task": True, "view": view, **means, "iou": iou, "from_background": called})
+        line = {"round": task, "task": task, "ends_task": True, "view": view, **means, "iou": iou}
+        lines.append(ScoreRecord(**line, from_background=called or {}))
         best |= {n: max(best.get(n, 0.0), iou[n]) for n in names if iou[n] is not None}
     return lines
 
@@ -47,7 +49,7 @@ def write(record: dict, out: Path) -> Path:
     folder = RunFolder.create(path, own)
     for line in scores(record, own.evaluation.views[0]):
         folder.append("scores.jsonl", line)
-    folder.write_splits({"data": "", "tasks": []})
+    folder.write_splits(Splits(data="", tasks=()))
     (path / "state.json").write_text(json.dumps({"finished": record["finished"]}))
     return path
 

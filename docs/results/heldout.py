@@ -102,8 +102,7 @@ def ranking(out: Path) -> dict[str, list[tuple[float, Variant]]]:
     for variant in VARIANTS:
         folder = RunFolder(out / name(variant))
         if folder.finished():
-            ends = [score for score in folder.records("scores.jsonl") if score["ends_task"]]
-            later = [score["miou"] for score in ends if score["task"]]
+            later = [score.miou for score in folder.ends() if score.task]
             found.setdefault(group(variant), []).append((sum(later) / len(later), variant))
     return {method: sorted(rows, key=lambda row: -row[0]) for method, rows in found.items()}
 

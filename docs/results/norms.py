@@ -15,7 +15,7 @@ from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder
-from fiss.simulation.experiment import load_checked, score_record
+from fiss.runs.scoring import load_checked
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.device import autocast
 from fiss.training.trainer import set_training
@@ -49,15 +49,16 @@ def main() -> None:
         folder, progress = RunFolder.open(path), Progress()
         scenario = open_scenario(folder.config(), progress)
         model = scenario.network(scenario.tasks.label_space(0))
-        for task in [int(t) for t in options.tasks.split(",") if t] or folder.tasks_done():
+        for task in [int(t) for t in options.tasks.split(",") if t] or folder.last_models():
             snapshot = folder.read_weights(f"task-{task}")
             found = []
             for again in (False, True):
                 load_checked(model, snapshot, path)
                 if again:
                     measure_again(scenario, model, options.images)
-                record = score_record(scenario, [], model, snapshot.label_space, "published", task, progress)
-                found.append(f"mIoU {record['miou']:.1f}, background {record['iou']['background']:.1f}")
+                space, score = snapshot.label_space, scenario.validation.score
+                record = score(model, space, "published", (), progress, round_=0, task=task)
+                found.append(f"mIoU {record.miou:.1f}, background {record.background:.1f}")
             print(f"{path.name} task {task}: averaged: {found[0]}; measured again: {found[1]}", flush=True)
 
 

@@ -17,7 +17,7 @@ from fiss.data.transforms import normalise
 from fiss.losses.pod import local_pod
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.simulation.experiment import load_checked
+from fiss.runs.scoring import load_checked
 from fiss.simulation.scenario import open_scenario
 
 WEIGHTS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.0005)
@@ -27,10 +27,10 @@ WEIGHTS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.0005)
 def logged(folder: RunFolder) -> None:
     """The terms by task."""
     terms: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in folder.records("rounds.jsonl"):
-        for reply in record["replies"]:
-            for name, value in reply["losses"].items():
-                terms[record["task"]][name].append(value)
+    for record in folder.rounds():
+        for reply in record.replies:
+            for name, value in reply.losses.items():
+                terms[record.task][name].append(value)
     for task, found in terms.items():
         print(f"{folder.path.name} task {task}:", ", ".join(f"{n} {mean(v):.2f}" for n, v in found.items()))
 

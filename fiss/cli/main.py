@@ -105,13 +105,14 @@ def eval_(
 
     from fiss.cli.tables import score_table
     from fiss.reports.display import Display
+    from fiss.runs.records import to_json
 
     with Display(Console(stderr=json)) as display:
         records = fiss.evaluate(run, view or ("published", "full"), display)
     if not json:
         show(score_table(records, str(run)))
     for record in records if json else ():
-        print(dumps(record))
+        print(dumps(to_json(record)))
 
 
 @app.command()

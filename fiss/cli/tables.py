@@ -1,6 +1,6 @@
 """Tables that people read at the command line: scores, data, presets, methods, what a run leaves behind."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from rich.table import Table
 import fiss
 from fiss.config.config import meanings
 from fiss.methods import METHODS
+from fiss.monitors.accuracy import Seen
+from fiss.runs.records import ScoreRecord
 
 if TYPE_CHECKING:
     from fiss.deployment.supervisor import FederationStatus
@@ -19,33 +21,30 @@ if TYPE_CHECKING:
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
 
 
-def score_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
+def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
     """Task by task: the means, and the IoU of every class."""
-    records = list(records)
     table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("")
+    views = {record.view for record in records}
     for record in records:
-        views = {r["view"] for r in records}
-        table.add_column(f"task {record['task']}" + (f"\n{record['view']}" if len(views) > 1 else ""), justify="right")
+        table.add_column(f"task {record.task}" + (f"\n{record.view}" if len(views) > 1 else ""), justify="right")
 
     def row(name: str, values: Iterable[float | None], style: str = "") -> None:
         table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
-        row(key.replace("_", ", "), [r[key] for r in records], "bold" if key == "miou" else "")
-    if any("transitions" in r for r in records):
+        row(key.replace("_", ", "), [getattr(r, key) for r in records], "bold" if key == "miou" else "")
+    if any(record.transitions for record in records):
+        seen = [record.transitions or Seen() for record in records]
         for key in ("true", "seen", "missed", "false"):
-            counts = [r.get("transitions", {}).get(key) for r in records]
-            table.add_row(f"transitions, {key}", *("-" if v is None else str(v) for v in counts))
+            table.add_row(f"transitions, {key}", *(str(getattr(one, key)) for one in seen))
         for key in ("precision", "recall", "delay_probes", "delay_rounds"):
-            scale = 100 if key in ("precision", "recall") else 1
-            values = [r.get("transitions", {}).get(key) for r in records]
+            scale, values = 100 if key in ("precision", "recall") else 1, [getattr(one, key) for one in seen]
             row(f"transitions, {key.replace('_', ' in ')}", [None if v is None else scale * v for v in values])
     table.add_section()
     if records:
-        names = max((r["iou"] for r in records), key=len)
-        for name in names:
-            row(name, [r["iou"].get(name) for r in records])
+        for name in max((record.iou for record in records), key=len):
+            row(name, [record.iou.get(name) for record in records])
     return table
 
 
@@ -123,7 +122,7 @@ def method_table() -> Table:
 
 def closing(run: fiss.Run) -> Iterator[Table | str]:
     """The scores of a run, and what stands in its folder."""
-    yield score_table([record for record in run.scores if record["ends_task"]], run.path.name)
+    yield score_table(run.folder.ends(), run.path.name)
     for name, what in (
         ("config.toml", "the complete config, for `fiss run`"),
         ("scores.jsonl", "every evaluation"),
@@ -145,20 +144,21 @@ def federation_table(status: "FederationStatus") -> Table:
     table = Table(title=str(status.folder), show_header=False, title_justify="left")
     stopping = ", ending after this round" if status.stopping else ""
     table.add_row("rounds finished", f"{len(status.rounds)}{stopping}")
-    table.add_row("classes", escape(", ".join(last["classes"] if last else ())) or "none yet")
+    table.add_row("classes", escape(", ".join(last.class_names or ()) if last else "") or "none yet")
     for name in status.project.sites:
         parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
         parts += ["in the present job" if name in job.sites and name not in job.missing else ""]
-        took = [r["round"] + 1 for r in status.rounds if name in [reply["site"] for reply in r["replies"]]]
+        took = [r.round + 1 for r in status.rounds if name in [reply.client for reply in r.replies]]
         parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
         table.add_row(name, ", ".join(part for part in parts if part))
-    moved = [(r["round"] + 1, r["transitions"]) for r in status.rounds if r["transitions"]]
-    table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
+    moved = [(r.round + 1, ", ".join(map(str, r.transitions))) for r in status.rounds if r.transitions]
+    table.add_row("last transition", f"round {moved[-1][0]}: {moved[-1][1]}" if moved else "none yet")
     if last:
         table.add_row("last round", escape(describe_round(last)))
-    if score := status.score:
-        ious = ", ".join(f"{name} {value:.1f}" for name, value in score["iou"].items() if value is not None)
-        table.add_row(f"mIoU after round {score['round'] + 1}", escape(f"{score['miou']:.1f}: {ious}"))
+    for score in status.scores:
+        ious = ", ".join(f"{name} {value:.1f}" for name, value in score.iou.items() if value is not None)
+        miou = "-" if score.miou is None else f"{score.miou:.1f}"
+        table.add_row(f"mIoU after round {score.round + 1}", escape(f"{miou}: {ious}"))
     if connected is None:
         table.add_row("server", f"{status.project.server}:{status.project.port} does not answer")
     return table

@@ -21,7 +21,7 @@ def run_server(transport: "Transport", out: str, until: int) -> None:
     """In FLARE's server: rounds in the run folder `out`, until there are so many or a mark ends them."""
     from fiss.flare.transport import FlareEngine
 
-    folder = RunFolder.open(Path(out), deployed=True)
+    folder = RunFolder.open(Path(out))
     names = number_sites(folder, transport.sites)
     engine = FlareEngine(transport, names, folder.config().federation)
     run_rounds(folder, engine, names, until, LogProgress())

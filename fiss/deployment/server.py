@@ -1,34 +1,28 @@
 """What the server of a real federation does over the rounds; the loop and the run folder are those of a simulation."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import differences
-from fiss.data.folder import load
-from fiss.data.index import build as build_index
-from fiss.data.label_maps import evaluation_table
-from fiss.data.transforms import ScoredImages
 from fiss.errors import UserError
 from fiss.federation.boundaries import Discovery
 from fiss.federation.loop import Engine, Participants, run
 from fiss.federation.messages import Server
 from fiss.labels import LabelSpace
-from fiss.metrics import iou, mean
 from fiss.monitors.rules import RULES
 from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
-from fiss.training.batches import Reader
-from fiss.training.device import pick_device
-from fiss.training.evaluate import evaluate, scored_images
+from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
+from fiss.runs.scoring import Validation, groups
 from fiss.training.trainer import build_network
 
 MONITORS = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
@@ -96,7 +90,7 @@ def open_run(config: Config, out: Path) -> RunFolder:
     check(config)
     if not (out / "config.toml").is_file():
         return RunFolder.create(out, config)
-    run = RunFolder.open(out, deployed=True)
+    run = RunFolder.open(out)
     if not (out / "state.json").is_file():  # no round is finished: as it is now
         write_atomically(out / "config.toml", to_toml(config).encode())
     if changed := differences(run.config(), config, ignoring=()):  # all go by the run's own
@@ -117,12 +111,10 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         folder.add_origin(origin(torch.device("cpu")))
         began = monotonic()
         spec, missing_since = config.federation, dict[str, float]()
-        judge = ServerEvaluator(config, progress) if config.data.root else None
-        numbered = {name: n for n, name in names.items()}
-        for record in folder.records("rounds.jsonl"):  # cut to the last finished one
-            engine.acknowledged |= {
-                numbered[name]: record["round"] for name in record.get("heard", ()) if name in numbered
-            }
+        evaluator = ServerEvaluator(config, progress) if config.data.root else None
+        numbered: dict[int | str, int] = {name: n for n, name in names.items()}
+        for past in folder.rounds():  # cut to the last finished one
+            engine.acknowledged |= {numbered[p.client]: past.round for p in past.probes or () if p.client in numbered}
         sites = sorted(names.values())
         JobStatus(sites).write(folder)
         participants = _participants(folder, config, engine, names, start, until)
@@ -132,37 +124,28 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 break  # nobody was there: no round
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
-            folder.append(
-                "rounds.jsonl",
-                {
-                    "round": result.participants.round,
-                    "selected": [names[n] for n in result.participants.selected],
-                    "classes": list(result.server.label_space.names),
-                    "heard": [names[s.client] for s in result.probe_results],
-                    "transitions": [names[s.client] for s in result.probe_results if s.transition],
-                    "replies": [
-                        {
-                            **{k: v for k, v in asdict(r).items() if k not in ("weights", "client")},
-                            "site": names[r.client],
-                        }
-                        for r in result.replies
-                    ],
-                    "refused": {names[n]: why for n, why in result.refused.items()},
-                    "missing": lost,
-                    "seconds": round(monotonic() - began, 3),
-                },
+            space = result.server.label_space
+            record = RoundRecord.of(
+                result,
+                monotonic() - began,
+                names,
+                task=len(groups(space)) - 1,
+                clients=len(names),
+                probes=tuple(ProbeRecord.of(said, names[said.client]) for said in result.probe_results),
+                classes=len(space.names),
+                class_names=space.names,
+                missing=lost,
             )
+            folder.append("rounds.jsonl", record)
             for number in engine.missing:
                 missing_since.setdefault(names[number], time())
             JobStatus(sites, missing_since).write(folder)
             for name, why in lost.items():
-                progress.notice(f"round {result.participants.round + 1}: {name} took no part: {why}")
-            done = result.participants.round + 1
-            if judge is not None and (scores := judge(result.server)) is not None:
-                folder.append("scores.jsonl", {"round": result.participants.round, **scores})
-            engine.acknowledged |= {
-                probe_result.client: result.participants.round for probe_result in result.probe_results
-            }
+                progress.notice(f"round {record.round + 1}: {name} took no part: {why}")
+            done = record.round + 1
+            for score in evaluator(result.server, record.round, folder.scores()) if evaluator is not None else ():
+                folder.append("scores.jsonl", score)
+            engine.acknowledged |= {probe_result.client: record.round for probe_result in result.probe_results}
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
             began = monotonic()
         (folder.path / JOB).unlink(missing_ok=True)
@@ -172,20 +155,14 @@ class ServerEvaluator:
     """Scores the global model on images that the server has of its own (`data.root`)."""
 
     def __init__(self, config: Config, progress: Progress) -> None:
-        self.config, self.progress = config, progress
-        self.dataset = load(Path(config.data.root).expanduser())
-        self.index = build_index(self.dataset.val, self.dataset.classes, progress)
-        if self.index.problems:
-            raise UserError(f"data.root = {config.data.root}: {self.index.problems[0]}")
-        self.device = pick_device(config.training.device)
-        pin = self.device.type == "cuda"
-        self.reader = Reader(ScoredImages(self.dataset.val, config.evaluation.size), 0, pin)
-        self.model = build_network(config, LabelSpace(((),)), self.device, "none")
+        self.progress = progress
+        self.validation = Validation.of_server(config, progress)
+        self.model = self.validation.network(LabelSpace(((),)))
         self.foreign: set[str] = set()
 
-    def __call__(self, server: Server) -> dict[str, Any] | None:
-        """IoU of every class, in percent, and their mean; nothing if the sites have classes that it does not know."""
-        space, config, classes = server.label_space, self.config, self.dataset.classes
+    def __call__(self, server: Server, round_: int, past: Iterable[ScoreRecord]) -> list[ScoreRecord]:
+        """A score in each view; none if the sites have classes that it does not know."""
+        space, config, classes = server.label_space, self.validation.config, self.validation.classes
         foreign = [name for name in space.names if name not in classes]
         if not self.foreign.issuperset(foreign):  # said once of each, not every round
             words = ", ".join(repr(name) for name in foreign if name not in self.foreign)
@@ -195,16 +172,11 @@ class ServerEvaluator:
             )
             self.foreign.update(foreign)
         if foreign:
-            return None
+            return []
         self.model.load(server.weights, space.sizes)
-        table = evaluation_table(classes, space)
-        view, training = config.evaluation.views[0], config.training
-        images = scored_images(view, classes, space, self.index.presence)
-        matrix = evaluate(
-            self.model, self.reader, images, self.index.sizes, table, view, config.evaluation, training, self.progress
-        )
-        values = iou(matrix)
-        return {"miou": mean(values), "iou": dict(zip(("background", *space.names), values, strict=True))}
+        score, task = self.validation.score, len(groups(space)) - 1
+        views, past = config.evaluation.views, list(past)
+        return [score(self.model, space, view, past, self.progress, round_=round_, task=task) for view in views]
 
 
 def initial_server(config: Config) -> Server:

@@ -4,13 +4,13 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fiss.config.config import to_toml
 from fiss.deployment import provisioning
@@ -21,6 +21,7 @@ from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
+from fiss.runs.records import Records, RoundRecord, ScoreRecord
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
@@ -98,11 +99,11 @@ class FederationStatus:
     project: Project
     connected: Mapping[str, float] | None
     """Sites that the server sees now, and when each was last heard of; None if it does not answer."""
-    rounds: Sequence[Mapping[str, Any]]
-    """Records of the finished ones."""
+    rounds: Records[RoundRecord]
+    """The finished ones."""
     job: JobStatus
-    score: Mapping[str, Any] | None
-    """Record of the last one."""
+    scores: Records[ScoreRecord]
+    """Those of the last model."""
     stopping: bool
 
 
@@ -117,16 +118,11 @@ def survey(folder: Path) -> FederationStatus:
     except Exception:  # no server, no FLARE: the run folder still says where it stands
         connected = None
     run = RunFolder(folder / "run")
-    scores = run.records("scores.jsonl", finished=True)
-    return FederationStatus(
-        folder,
-        project,
-        connected,
-        run.records("rounds.jsonl", finished=True),
-        JobStatus.read(run),
-        scores[-1] if scores else None,
-        (run.path / STOP).exists(),
-    )
+    rounds, scores = Records[RoundRecord](), Records[ScoreRecord]()
+    if (run.path / "state.json").is_file():
+        rounds, scores = run.rounds(finished=True), run.scores(finished=True)
+    last = Records(score for score in scores if score.round == scores[-1].round)
+    return FederationStatus(folder, project, connected, rounds, JobStatus.read(run), last, (run.path / STOP).exists())
 
 
 class _JobSeries:
@@ -184,11 +180,11 @@ class _JobSeries:
         return False
 
     def _show_new_rounds(self) -> None:
-        records = self.run.records("rounds.jsonl", finished=True)
+        records = self.run.rounds(finished=True)
         for record in records[self.shown :]:
             self.progress.notice(describe_round(record))
-            for reply in record["replies"]:
-                self.waits.pop(reply["site"], None)
+            for reply in record.replies:
+                self.waits.pop(str(reply.client), None)
         self.shown = max(self.shown, len(records))
 
 
@@ -197,16 +193,16 @@ def _connected(admin: "Admin") -> dict[str, float]:
     return {name: heard for name, heard in admin.sites().items() if now - heard < RECENT}
 
 
-def describe_round(record: Mapping[str, Any]) -> str:
+def describe_round(record: RoundRecord) -> str:
     """A round in a line."""
     losses: dict[str, float] = {}
-    replies = [reply for reply in record["replies"] if reply["images"]]
+    replies = [reply for reply in record.replies if reply.images]
     for reply in replies:
-        for name, value in reply["losses"].items():
+        for name, value in reply.losses.items():
             losses[name] = losses.get(name, 0.0) + (value or 0.0) / len(replies)
-    parts = [f"round {record['round'] + 1}: {', '.join(reply['site'] for reply in replies) or 'nobody'}"]
+    parts = [f"round {record.round + 1}: {', '.join(str(reply.client) for reply in replies) or 'nobody'}"]
     parts += [f"{name} {value:.3f}" for name, value in losses.items()]
-    parts += [f"new classes at {', '.join(record['transitions'])}"] if record["transitions"] else []
-    parts += [f"missing: {name} ({why})" for name, why in record["missing"].items()]
-    parts += [f"refused: {name} ({why})" for name, why in record["refused"].items()]
-    return "  ".join([*parts, f"{len(record['classes'])} classes  {record['seconds']:.0f} s"])
+    parts += [f"new classes at {', '.join(map(str, record.transitions))}"] if record.transitions else []
+    parts += [f"missing: {name} ({why})" for name, why in (record.missing or {}).items()]
+    parts += [f"refused: {name} ({why})" for name, why in record.refused.items()]
+    return "  ".join([*parts, f"{record.classes} classes  {record.seconds:.0f} s"])

@@ -7,16 +7,26 @@ never fired; where the client was not probed at all before its next one, nobody 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
-from fiss.monitors.rules import Evidence, MonitorSpec, judge
+from fiss.monitors.rules import Evidence, MonitorSpec, Notes, judge
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A probe of a simulated client."""
+
+    round: int
+    client: int
+    fired: bool
+    """Whether its monitor did."""
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
 class Seen:
-    """How one monitor did."""
+    """How one monitor did, as it stands in scores.jsonl."""
 
     true: int = 0
     seen: int = 0
@@ -24,19 +34,22 @@ class Seen:
     false: int = 0
     unprobed: int = 0
     """True transitions after which the client was not probed."""
+    precision: float | None = None
+    """Share of the firings that were right."""
+    recall: float | None = None
+    """Share seen of the true transitions that could be."""
     delay_probes: float | None = None
     """Mean over those seen; 0 is the first probe after the transition."""
     delay_rounds: float | None = None
+    clients: Mapping[int, "Seen"] | None = field(default=None, metadata={"with": "clients"})
+    """The same of each client."""
 
-    @property
-    def precision(self) -> float | None:
-        """Share of the firings that were right."""
-        return self.seen / (self.seen + self.false) if self.seen + self.false else None
 
-    @property
-    def recall(self) -> float | None:
-        """Share seen of the true transitions that could be."""
-        return self.seen / (self.seen + self.missed) if self.seen + self.missed else None
+def _seen(counts: Sequence[int], probes: float | None, rounds: float | None) -> Seen:
+    true, seen, missed, false, unprobed = counts
+    precision = seen / (seen + false) if seen + false else None
+    recall = seen / (seen + missed) if seen + missed else None
+    return Seen(true, seen, missed, false, unprobed, precision, recall, probes, rounds)
 
 
 def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
@@ -56,7 +69,7 @@ def compare(true: Sequence[int], probes: Sequence[tuple[int, bool]]) -> Seen:
             unprobed += 1
     false = sum(fired for _, fired in probes) - seen
     delays = [sum(d) / len(right) for d in zip(*right, strict=True)] if right else [None, None]
-    return Seen(len(true), seen, missed, false, unprobed, *delays)
+    return _seen((len(true), seen, missed, false, unprobed), *delays)
 
 
 def total(parts: Iterable[Seen]) -> Seen:
@@ -67,21 +80,29 @@ def total(parts: Iterable[Seen]) -> Seen:
     def mean(key: str) -> float | None:
         return sum(getattr(p, key) * p.seen for p in parts if p.seen) / seen if seen else None
 
-    counts = {key: sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")}
-    return Seen(**counts, delay_probes=mean("delay_probes"), delay_rounds=mean("delay_rounds"))
+    counts = [sum(getattr(p, key) for p in parts) for key in ("true", "seen", "missed", "false", "unprobed")]
+    return _seen(counts, mean("delay_probes"), mean("delay_rounds"))
 
 
-def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, Any]]) -> dict[int, Seen]:
-    """From the true transitions and the log of rounds. What came before a client's first probe was its first data for
-    the federation, so nobody could see it."""
-    probes: dict[int, list[tuple[int, bool]]] = {}
-    for record in rounds:
-        for probe in record.get("probes", ()):
-            probes.setdefault(probe["client"], []).append((record["round"], probe["transition"]))
-    last = rounds[-1]["round"] if rounds else -1
-    found = {}
-    for client in sorted({*true, *probes}):
-        own = probes.get(client, [])
+def in_all(clients: Mapping[int, Seen]) -> Seen:
+    """All clients together and each of them, delays to three places."""
+
+    def rounded(seen: Seen) -> Seen:
+        probes, rounds = (None if d is None else round(d, 3) for d in (seen.delay_probes, seen.delay_rounds))
+        return replace(seen, delay_probes=probes, delay_rounds=rounds)
+
+    return replace(rounded(total(clients.values())), clients={c: rounded(own) for c, own in clients.items()})
+
+
+def by_client(true: Mapping[int, Sequence[int]], probes: Iterable[Probed], last: int) -> dict[int, Seen]:
+    """From the true transitions and the probes in order, up to the round `last`. What came before a client's first
+    probe was its first data for the federation, so nobody could see it."""
+    by: dict[int, list[tuple[int, bool]]] = {}
+    for probe in probes:
+        by.setdefault(probe.client, []).append((probe.round, probe.fired))
+    found: dict[int, Seen] = {}
+    for client in sorted({*true, *by}):
+        own = by.get(client, [])
         came = [r for r in true.get(client, ()) if r <= last]
         late = [r for r in came if own and r > own[0][0]]
         early = len(came) - len(late)
@@ -91,36 +112,12 @@ def by_client(true: Mapping[int, Sequence[int]], rounds: Sequence[Mapping[str, A
     return found
 
 
-def replay(spec: MonitorSpec, rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The log of rounds as if this monitor had judged what the clients measured in them."""
-    notes: dict[int, Mapping[str, float]] = {}
-    names = [f.name for f in fields(Evidence)]
+def replay(spec: MonitorSpec, probes: Iterable[Probed]) -> list[Probed]:
+    """The probes as if this monitor had judged what the clients measured in them."""
+    notes: dict[int, Notes] = {}
     again = []
-    for line in rounds:
-        probes = []
-        for probe in line.get("probes", ()):
-            client = probe["client"]
-            fired, kept = judge(
-                spec,
-                Evidence(**{name: probe[name] for name in names if probe.get(name) is not None}),
-                notes.get(client, {}),
-            )
-            probes.append({"client": client, "transition": fired and client in notes})  # first data do not count
-            notes[client] = kept
-        again.append({"round": line["round"], "probes": probes})
+    for probe in probes:
+        fired, kept = judge(spec, probe.evidence, notes.get(probe.client, {}))
+        again.append(replace(probe, fired=fired and probe.client in notes))  # first data do not count
+        notes[probe.client] = kept
     return again
-
-
-def record(seen: Seen) -> dict[str, float | None]:
-    """As it stands in scores.jsonl."""
-    return {
-        "true": seen.true,
-        "seen": seen.seen,
-        "missed": seen.missed,
-        "false": seen.false,
-        "unprobed": seen.unprobed,
-        "precision": seen.precision,
-        "recall": seen.recall,
-        "delay_probes": None if seen.delay_probes is None else round(seen.delay_probes, 3),
-        "delay_rounds": None if seen.delay_rounds is None else round(seen.delay_rounds, 3),
-    }

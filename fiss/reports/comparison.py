@@ -5,7 +5,7 @@ method that differ say in what.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from csv import writer
 from dataclasses import dataclass, replace
 from html import escape
@@ -21,6 +21,7 @@ from fiss.errors import UserError
 from fiss.monitors.accuracy import by_client, replay, total
 from fiss.monitors.rules import RULES
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import Records, RoundRecord, ScoreRecord, probed
 from fiss.runs.run import Where, html_table, path_of
 
 
@@ -79,63 +80,71 @@ def compare(runs: Iterable[Where], view: str = "published") -> Comparison:
     Example:
         >>> print(fiss.compare(["runs/demo/finetune", "runs/demo/fbl"]).markdown())
     """
-    groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[Config, list[dict[str, Any]]]]] = defaultdict(dict)
+    groups: dict[tuple[tuple[str, str], ...], dict[int, tuple[RunFolder, Records[ScoreRecord]]]] = defaultdict(dict)
     notes = []
     for path in map(path_of, runs):
         folder = RunFolder.open(path)
         config = folder.config()
-        scores = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
-        ends = [r for r in scores if r["view"] == view]
+        ends = folder.ends(view)
         if not ends:
-            views = sorted({r["view"] for r in scores})
-            why = f"was scored in view {', '.join(views)} only" if views else "has no finished task yet"
-            raise UserError(f"{path} {why}; --set evaluation.views=published,full scores a run in both.")
+            raise UserError(f"{path} {why_no_score(folder)}")
         if not folder.finished():
-            notes.append(f"{path} is not finished; its last task is {ends[-1]['task']}.")
-            ends = [*ends, {"miou": None, "old": None, "new": None, "forgetting": None}]
+            notes.append(f"{path} is not finished; its last task is {ends[-1].task}.")
         group = groups[row_key(config)]
         if config.seed in group:
             raise UserError(f"{path}: another run with the same config has seed {config.seed} too; give each run once.")
-        group[config.seed] = (config, ends)
-    tasks = max(len([e for e in ends if "task" in e]) for group in groups.values() for _, ends in group.values())
-    configs = [next(iter(group.values()))[0] for group in groups.values()]
+        group[config.seed] = (folder, ends)
+    tasks = max(len(ends) for group in groups.values() for _, ends in group.values())
+    configs = [next(iter(group.values()))[0].config() for group in groups.values()]
     rows = []
     for name, config, group in zip(labels(configs), configs, groups.values(), strict=True):
-        own = [ends for _, ends in group.values()]
-        cells = [cell([ends[t]["miou"] for ends in own if t < len(ends)]) for t in range(tasks)]
+        cells = [cell([ends[t].miou for _, ends in group.values() if t < len(ends)]) for t in range(tasks)]
         if config.joint:  # one task only, and what it reaches belongs beside the others' last
             cells = ["-"] * (tasks - 1) + cells[:1]
-        cells += [cell([ends[-1][key] for ends in own]) for key in ("old", "new", "forgetting")]
-        rows.append((name, str(len(own)), *cells))
+        last = [ends[-1] for folder, ends in group.values() if folder.finished()]
+        cells += [cell([s.old for s in last]), cell([s.new for s in last]), cell([s.forgetting for s in last])]
+        rows.append((name, str(len(group)), *cells))
     head = ("method", "runs", *(f"task {t}" for t in range(tasks)), "old", "new", "forgetting")
     presets = ", ".join(dict.fromkeys(config.name for config in configs))
     return Comparison(f"{presets}: mIoU after each task, view {view}", head, tuple(rows), tuple(notes))
 
 
+def why_no_score(folder: RunFolder) -> str:
+    """What is to be said of a run that has no evaluation after a task in some view."""
+    views = ", ".join(sorted({score.view for score in folder.ends()}))
+    if views:
+        return f"was scored in view {views} only; --set evaluation.views=published,full scores a run in both."
+    if folder.deployed:
+        return "was not scored: its server has no images of its own (data.root) with the sites' classes."
+    return "has no finished task yet."
+
+
 def monitors(paths: Iterable[Path]) -> list[Comparison]:
     """How every monitor would have done with what the clients of those runs measured; runs that differ in their seed
-    only are taken together."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Config, list[dict[str, Any]], dict[int, list[int]]]]]
+    only are taken together. Of a real federation, whose sites keep that to themselves: whose monitor fired when."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Config, Records[RoundRecord], Mapping[int, Sequence[int]]]]]
     groups = defaultdict(list)
+    found = []
     for path in paths:
         folder = RunFolder.open(path)
-        config, rounds = folder.config(), folder.records("rounds.jsonl")
-        if not any(record.get("probes") for record in rounds):
+        config, rounds, splits = folder.config(), folder.rounds(), folder.splits()
+        if splits is None:
+            found.append(_fired(path, config, rounds))
+        elif not probed(rounds):
             raise UserError(
                 f"{path}: nobody was probed in it, since its tasks were told. Run with --monitor oracle and --set "
                 "monitor.probed=all, or in a world that is not synchronous."
             )
-        true = {int(client): own for client, own in folder.splits()["transitions"].items()}
-        groups[row_key(config)].append((config, rounds, true))
+        else:
+            groups[row_key(config)].append((config, rounds, splits.transitions or {}))
     names = labels([own[0][0] for own in groups.values()])
     head = ("monitor", "precision", "recall", "delay, probes", "delay, rounds", "true", "seen", "missed", "false",
         "not probed")  # fmt: skip
-    found = []
     for label_, own in zip(names, groups.values(), strict=True):
         rows = []
         for name in RULES:
-            parts = [by_client(true, replay(replace(c.monitor, name=name), rounds)) for c, rounds, true in own]
-            seen = total(part for one in parts for part in one.values())
+            again = [(replay(replace(c.monitor, name=name), probed(log)), log, true) for c, log, true in own]
+            seen = total(part for ps, log, true in again for part in by_client(true, ps, log[-1].round).values())
             shares = ("-" if share is None else f"{share:.2f}" for share in (seen.precision, seen.recall))
             delays = ("-" if d is None else f"{d:.2f}" for d in (seen.delay_probes, seen.delay_rounds))
             counts = map(str, (seen.true, seen.seen, seen.missed, seen.false, seen.unprobed))
@@ -144,6 +153,18 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
         runs = f"{len(own)} run" + "s" * (len(own) > 1)
         found.append(Comparison(f"Monitors, replayed: {label_} ({runs})", head, tuple(rows), ()))
     return found
+
+
+def _fired(path: Path, config: Config, rounds: Sequence[RoundRecord]) -> Comparison:
+    """Whose monitor fired when."""
+    probes = [(str(probe.client), record.round, probe.transition) for record in rounds for probe in record.probes or ()]
+    rows = []
+    for site in sorted({name for name, _, _ in probes}):
+        own = [(round_, fired) for name, round_, fired in probes if name == site]
+        rows.append((site, str(len(own)), ", ".join(str(round_ + 1) for round_, fired in own if fired) or "-"))
+    title, head = f"{path}: monitor {config.monitor.name}", ("site", "probes", "fired in round")
+    note = "What sites measure stays with them and true transitions are not known, so no other monitor can be replayed."
+    return Comparison(title, head, tuple(rows), (note,))
 
 
 def labels(configs: Sequence[Config]) -> list[str]:

@@ -14,6 +14,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from fiss.progress import Progress
+from fiss.runs.records import ScoreRecord
 from fiss.simulation.sweep import JobStatus
 
 
@@ -114,19 +115,16 @@ class Display(Progress):
                 highlight=False,
             )
 
-    def scored(self, record: Mapping[str, object]) -> None:
+    def scored(self, record: ScoreRecord) -> None:
         """One line per evaluation."""
-        parts = [
-            f"{key} {value:.1f}"
-            for key in ("miou", "old", "new", "forgetting")
-            if (value := _number(record, key)) is not None
-        ]
-        if isinstance(seen := record.get("transitions"), Mapping):
-            parts.append(f"transitions seen {seen['seen']} of {seen['true']}, false {seen['false']}")
-        task, round_ = record["task"], int(str(record["round"])) + 1
+        means = {"miou": record.miou, "old": record.old, "new": record.new, "forgetting": record.forgetting}
+        parts = [f"{key} {value:.1f}" for key, value in means.items() if value is not None]
+        if (seen := record.transitions) is not None:
+            parts.append(f"transitions seen {seen.seen} of {seen.true}, false {seen.false}")
         rounds = f"/{self.rounds}" if self.rounds else ""
         self.console.print(
-            f"[bold]task {task}  round {round_}{rounds}[/]  {record['view']}: {'  '.join(parts)}", highlight=False
+            f"[bold]task {record.task}  round {record.round + 1}{rounds}[/]  {record.view}: {'  '.join(parts)}",
+            highlight=False,
         )
 
     def jobs(self, board: Sequence[JobStatus]) -> None:
@@ -153,11 +151,6 @@ class Display(Progress):
         seconds = int(per_step * (self.steps - self.done))
         hours, minutes = divmod(seconds // 60, 60)
         return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
-
-
-def _number(record: Mapping[str, object], key: str) -> float | None:
-    value = record.get(key)
-    return value if isinstance(value, float) else None
 
 
 def sweep_table(board: Iterable[JobStatus]) -> Table:

@@ -46,6 +46,16 @@ def image(data: bytes, kind: str, alt: str) -> str:
     return f'<div class="plot"><img alt="{html.escape(alt)}" src="data:image/{kind};base64,{text}"></div>'
 
 
+def finish(axes: Any, title: str, legend: bool = True, **settings: Any) -> None:
+    """Title, labels and limits, whole numbers below, a pale grid, and a legend of what is in it."""
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set(**settings)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, frameon=False, ncols=2)
+
+
 def style(number: int) -> dict[str, Any]:
     """Colour, marker and line of the line of that number."""
     return {

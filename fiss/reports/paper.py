@@ -20,8 +20,9 @@ from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
 from fiss.reports.comparison import Comparison, cell
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import ScoreRecord
 
-Runs = dict[str, list[list[dict[str, Any]]]]
+Runs = dict[str, list[list[ScoreRecord]]]
 """By method: the scores after each task, of each run."""
 
 
@@ -62,7 +63,7 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
         try:
             folder = RunFolder.open(path)
             config = folder.config()
-            ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == view]
+            ends = list(folder.ends(view))
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
@@ -89,13 +90,13 @@ def _pair(ours: Sequence[float | None], theirs: float | None) -> str:
     return f"{cell(ours)} / {cell([theirs])}"
 
 
-def _last(runs: Runs, method: str, value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
+def _last(runs: Runs, method: str, value: Callable[[ScoreRecord], float | None]) -> list[float | None]:
     return [value(ends[-1]) for ends in runs.get(method, [])]
 
 
 def _difference(runs: Runs, method: str) -> list[float | None]:
     """How much FBL is ahead, of the means over seeds."""
-    ours, other = ([v for v in _last(runs, m, lambda r: r["miou"]) if v is not None] for m in ("fbl", method))
+    ours, other = ([v for v in _last(runs, m, lambda r: r.miou) if v is not None] for m in ("fbl", method))
     return [mean(ours) - mean(other)] if ours and other and method != "fbl" else []
 
 
@@ -105,7 +106,7 @@ def _classes(table: Mapping[str, Any], runs: Runs) -> Comparison:
     rows: list[tuple[str, ...]] = []
     for i, name in enumerate(("background", *voc.CLASSES)):
         cells = (
-            _pair(_last(runs, m, lambda r, name=name: r["iou"].get(name)), row["iou_per_class"][i])  # type: ignore[misc]
+            _pair(_last(runs, m, lambda r, name=name: r.iou.get(name)), row["iou_per_class"][i])  # type: ignore[misc]
             for m, row in methods.items()
         )
         rows.append((name, *cells))
@@ -114,16 +115,16 @@ def _classes(table: Mapping[str, Any], runs: Runs) -> Comparison:
 
 
 def _closing(methods: Mapping[str, Any], runs: Runs) -> list[tuple[str, ...]]:
-    miou = (_pair(_last(runs, m, lambda r: r["miou"]), row["miou"]) for m, row in methods.items())
+    miou = (_pair(_last(runs, m, lambda r: r.miou), row["miou"]) for m, row in methods.items())
     lead = (_pair(_difference(runs, m), row["fbl_improvement"]) for m, row in methods.items())
     return [("mIoU", *miou), ("Imp.", *lead)]
 
 
-def _mean_of(record: Mapping[str, Any], ids: str) -> float | None:
+def _mean_of(record: ScoreRecord, ids: str) -> float | None:
     """Mean IoU of the classes whose ids are "0-16" in the data set; 0 is the background."""
     first, last = map(int, ids.split("-"))
-    names = ("background", *(voc.CLASSES if len(record["iou"]) <= 21 else ade20k.CLASSES))[first : last + 1]
-    values = [v for name in names if (v := record["iou"].get(name)) is not None]
+    names = ("background", *(voc.CLASSES if len(record.iou) <= 21 else ade20k.CLASSES))[first : last + 1]
+    values = [v for name in names if (v := record.iou.get(name)) is not None]
     return mean(values) if values else None
 
 
@@ -151,7 +152,7 @@ def _parts(table: Mapping[str, Any], runs: Runs) -> Comparison:
             _pair(_last(runs, method, lambda r, p=part: _mean_of(r, p.removeprefix("miou_"))), row[part])  # type: ignore[misc]
             for part in parts
         ]
-        cells.append(_pair(_last(runs, method, lambda r: r["miou"]), row["miou"]))
+        cells.append(_pair(_last(runs, method, lambda r: r.miou), row["miou"]))
         cells.append(_pair(_difference(runs, method), row["fbl_improvement"]))
         rows.append((method, *cells))
     head = ("", *(part.removeprefix("miou_") for part in parts), "mIoU", "Imp.")
@@ -164,7 +165,7 @@ def _tasks(table: Mapping[str, Any], runs: Runs) -> Comparison:
     rows = []
     for method, theirs in table["methods"].items():
         ours = runs.get(method, [])
-        cells = (_pair([e[t]["miou"] for e in ours if t < len(e)], theirs[t]) for t in range(count))
+        cells = (_pair([e[t].miou for e in ours if t < len(e)], theirs[t]) for t in range(count))
         rows.append((method, *cells))
     head = ("", *(f"task {t}" for t in range(count)))
     return Comparison(f"{table['table']}: mIoU, ours / published", head, tuple(rows), ())

@@ -1,5 +1,6 @@
 """Pictures of runs: the same images segmented by each run's last model beside the truth, and how old classes fared."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from fiss.errors import UserError
 from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
-from fiss.models.segmenter import Segmenter, pad
+from fiss.models.segmenter import pad
 from fiss.predict import FIRST, colours_of, logits_of, paint
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.runs.run import load_model
-from fiss.simulation.scenario import Scenario, open_scenario
+from fiss.runs.scoring import Validation
+from fiss.simulation.scenario import open_scenario
 
 SHOWN = 4
 """Images in a picture."""
@@ -36,20 +37,21 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     if out.suffix and out.suffix[1:].lower() not in kinds:
         raise UserError(f"--out {out}: no picture ends so; known are {', '.join(sorted(kinds))}.")
     folders = [RunFolder.open(path) for path in paths]
-    scenarios = [open_scenario(folder.config(), progress) for folder in folders]
-    if len({scenario.data_digest for scenario in scenarios}) > 1:
+    opened = [Validation.of_run(folder, progress) for folder in folders]
+    if len({validation.digest for validation in opened}) > 1:
         raise UserError("These runs have different images, so one picture cannot show them side by side.")
-    names = [label(scenario.config) for scenario in scenarios]
-    images = _chosen(scenarios[0])
-    seen = [_predictions(scenario, folder, images) for scenario, folder in zip(scenarios, folders, strict=True)]
+    names = [label(validation.config) for validation in opened]
+    last = [list(folder.last_models().values())[-1] for folder in folders]
+    images = _chosen(opened[0], folders[0], last[0])
+    seen = [_predictions(*run, images) for run in zip(opened, folders, last, strict=True)]
     curves = [_old_classes(folder) for folder in folders]
 
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    colours = colours_of(len(scenarios[0].dataset.classes) + 1)
+    colours = colours_of(len(opened[0].classes) + 1)
     for row, i in enumerate(images):
-        picture, mask = scenarios[0].dataset.val.read(i)
+        picture, mask = opened[0].split.read(i)
         tiles = [picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)]
         for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
             axes = figure.add_subplot(grid[row, column])
@@ -70,69 +72,66 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     figure.savefig(out)
 
 
-def _chosen(scenario: Scenario) -> list[int]:
+def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:
     """The validation images that show most classes of different tasks; of equal ones the first."""
-    tasks = np.stack([scenario.val.presence[:, list(ids)].any(1) for ids in scenario.tasks.tasks]).sum(0)
-    return sorted(int(i) for i in np.argsort(-tasks, kind="stable")[:SHOWN])
+    ids = {name: i for i, name in enumerate(validation.classes, 1)}
+    tasks = validation.tasks_of(validation.readable(folder.read_weights(name).label_space))
+    shown = [validation.index.presence[:, [ids[own] for own in task]].any(1) for task in tasks]
+    return sorted(int(i) for i in np.argsort(-np.stack(shown).sum(0), kind="stable")[:SHOWN])
 
 
-def _model(scenario: Scenario, folder: RunFolder, task: int) -> tuple[Segmenter, LabelSpace]:
-    """The model after a task, ready to look at images."""
-    snapshot = folder.read_weights(f"task-{task}")
-    model = load_model(scenario.config, snapshot, folder.path, scenario.device)
-    return model, scenario.readable(snapshot.label_space)
-
-
-def _ids(scenario: Scenario, space: LabelSpace) -> Labels:
+def _ids(classes: Sequence[str], space: LabelSpace) -> Labels:
     """Data-set id of each channel."""
-    table = evaluation_table(scenario.dataset.classes, space)
+    table = evaluation_table(classes, space)
     ids = np.zeros(space.channels, np.int64)
-    ids[table[1 : len(scenario.dataset.classes) + 1]] = np.arange(1, len(scenario.dataset.classes) + 1)
+    ids[table[1 : len(classes) + 1]] = np.arange(1, len(classes) + 1)
     ids[0] = 0
     return ids
 
 
-def _predictions(scenario: Scenario, folder: RunFolder, images: Sequence[int], task: int | None = None) -> list[Labels]:
-    """Data-set ids that the model after a task, else the last one, sees in each image."""
-    model, space = _model(scenario, folder, folder.tasks_done()[-1] if task is None else task)
-    ids, found = _ids(scenario, space), []
+def _predictions(validation: Validation, folder: RunFolder, name: str, images: Sequence[int]) -> list[Labels]:
+    """Data-set ids that a model of a run sees in each image."""
+    model, space = validation.model(folder, name)
+    ids, found = _ids(validation.classes, validation.readable(space)), []
     with torch.inference_mode():
         for i in images:
-            picture, _ = scenario.dataset.val.read(i)
+            picture, _ = validation.split.read(i)
             found.append(ids[logits_of(model, picture).argmax(0).cpu().numpy()])
     return found
 
 
-def segmentation_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str], list[list[Any]]]:
+def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str], list[list[Any]]]:
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
-    images, tasks = _chosen(scenario)[:3], folder.tasks_done()
-    seen = [_predictions(scenario, folder, images, task) for task in tasks]
-    colours = colours_of(len(scenario.dataset.classes) + 1)
+    models = folder.last_models()
+    validation = Validation.of_run(folder, progress)
+    images = _chosen(validation, folder, models[max(models)])[:3]
+    seen = [_predictions(validation, folder, name, images) for name in models.values()]
+    colours = colours_of(len(validation.classes) + 1)
     rows = []
     for row, i in enumerate(images):
-        picture, mask = scenario.dataset.val.read(i)
+        picture, mask = validation.split.read(i)
         rows.append([picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)])
-    return ["image", "truth", *(f"task {task}" for task in tasks)], rows
+    return ["image", "truth", *(f"task {task}" for task in models)], rows
 
 
-def pseudo_label_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str], list[list[Any]]] | None:
+def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
     learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
-    no pseudo labels, or there was no second task."""
-    config, tasks = scenario.config, folder.tasks_done()
+    no pseudo labels, there was no second task, or the images are the sites' own."""
+    config, models = folder.config(), folder.last_models()
     method = config.method
-    if not isinstance(method, PseudoLabelled) or len(tasks) < 2:
+    if not isinstance(method, PseudoLabelled) or len(models) < 2 or folder.deployed:
         return None
-    task = tasks[-1]
-    model, known = _model(scenario, folder, task - 1)
-    space = scenario.readable(folder.read_weights(f"task-{task}").label_space)
+    scenario, task = open_scenario(config, Progress()), max(models)  # its notices were given when it ran
+    model, known = scenario.validation.model(folder, models[task - 1])
+    space = scenario.validation.readable(folder.read_weights(models[task]).label_space)
     holding = next((held for (t, _), held in scenario.plan.holdings.items() if t == task and held.images), None)
     if holding is None:
         return None
     labelled = holding.classes if config.world.own_labels else scenario.tasks.tasks[task]
     table = torch.from_numpy(training_table(scenario.dataset.classes, space, labelled)).to(scenario.device)
     data = TrainingImages(scenario.dataset.train, config.augment)
-    ids = np.append(_ids(scenario, space), np.full(256 - space.channels, 255))
+    ids = np.append(_ids(scenario.dataset.classes, space), np.full(256 - space.channels, 255))
     colours, rows = colours_of(len(scenario.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
     with torch.no_grad():
@@ -151,6 +150,6 @@ def pseudo_label_tiles(folder: RunFolder, scenario: Scenario) -> tuple[list[str]
 
 
 def _old_classes(folder: RunFolder) -> list[float]:
-    ends: list[dict[str, Any]] = [r for r in folder.records("scores.jsonl") if r["ends_task"]]
-    ends = [r for r in ends if r["view"] == ends[0]["view"]]
-    return [r["old_foreground"] if r["old_foreground"] is not None else r["base_foreground"] for r in ends]
+    ends = folder.ends(folder.config().evaluation.views[0])
+    found = (end.old_foreground if end.old_foreground is not None else end.base_foreground for end in ends)
+    return [math.nan if value is None else value for value in found]

@@ -5,24 +5,25 @@ said at the top, and the rest is shown.
 """
 
 import html
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import SAME_ROW, differences, row_key
 from fiss.errors import UserError
 from fiss.progress import Progress
-from fiss.reports.comparison import cell, compare, labels
-from fiss.reports.figures import figure, grid, page, style, svg, table, tiles
+from fiss.reports.comparison import cell, compare, labels, why_no_score
+from fiss.reports.figures import figure, finish, grid, page, style, svg, table, tiles
 from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
-from fiss.reports.timeline import calendar, monitored
+from fiss.reports.timeline import accepted, calendar, losses, monitored
 from fiss.runs.folder import RunFolder, write_atomically
-from fiss.simulation.scenario import open_scenario
+from fiss.runs.records import Client, Records, RoundRecord, ScoreRecord, Splits, probed
+
+Labelled = Mapping[str, Sequence["Run"]]
+"""Runs by the label of their row."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,11 @@ class Run:
     path: Path
     config: Config
     label: str
-    scores: list[dict[str, Any]]
-    """Every evaluation in the first view."""
-    rounds: list[dict[str, Any]]
-    splits: dict[str, Any]
+    ends: Records[ScoreRecord]
+    """The evaluations after each task, in the first view."""
+    rounds: Records[RoundRecord]
+    splits: Splits | None
     finished: bool
-
-    @property
-    def ends(self) -> list[dict[str, Any]]:
-        """The evaluations after each task."""
-        return [record for record in self.scores if record["ends_task"]]
 
 
 def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
@@ -49,22 +45,22 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     runs, notes = read(paths)
     if not runs:
         raise UserError("No run to report: " + " ".join(notes))
-    by_label: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_label[run.label].append(run)
-    done = {label: own for label, all_ in by_label.items() if (own := [run for run in all_ if run.finished])}
+    by_label = _by_label(runs)
+    scored = _by_label(run for run in runs if run.ends)
+    done = _by_label(run for run in runs if run.ends and run.finished)
     firsts = [several[0] for several in by_label.values()]
     pictures, pseudo = _pictures(firsts, progress, notes)
+    forgot = [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]
     sections = [
-        ("Which method forgot what", [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]),
-        ("Task by task", [_curves(by_label), _comparison(runs)]),
+        ("Which method forgot what", forgot if scored else []),
+        ("Task by task", [_curves(scored), _comparison(scored)] if scored else []),
         ("Old against new", [_trade(done)]),
-        ("IoU of every class after every task", [_heat(by_label)]),
+        ("IoU of every class after every task", [_heat(scored)]),
         ("Classes and background taken for each other", [_background(done)]),
         ("Pictures", pictures),
-        ("Pseudo labels", [*_accepted(by_label), *pseudo]),
-        ("Losses, time, traffic", [_losses(by_label), _time(by_label)]),
-        ("Clients and their data", [_clients(firsts), _timeline(firsts)]),
+        ("Pseudo labels", [*(accepted(run.label, run.rounds) for run in firsts), *pseudo]),
+        ("Losses, time, traffic", [losses({run.label: run.rounds for run in firsts}), _time(by_label)]),
+        ("Clients and their data", [_clients(firsts[0]), _timeline(firsts)]),
         ("Configs", [_configs(firsts)]),
     ]
     body = [f"<h1>{html.escape(', '.join(by_label))}</h1>"]
@@ -78,6 +74,13 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     write_atomically(out, page("\n".join(body)).encode())
 
 
+def _by_label(runs: Iterable[Run]) -> Labelled:
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.label].append(run)
+    return found
+
+
 def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The runs that can be read, and everything to be said about them."""
     runs: list[Run] = []
@@ -86,17 +89,16 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         try:
             folder = RunFolder.open(path)
             config = folder.config()
-            view = config.evaluation.views[0]
-            scores = [r for r in folder.records("scores.jsonl") if r["view"] == view]
-            rounds = folder.records("rounds.jsonl")
-            splits = json.loads((path / "splits.json").read_bytes())
-        except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+            ends = folder.ends(config.evaluation.views[0])
+            run = Run(path, config, "", ends, folder.rounds(), folder.splits(), folder.finished())
+        except (UserError, OSError) as error:
             notes.append(f"{path} cannot be read and is left out ({error}).")
             continue
-        run = Run(path, config, "", scores, rounds, splits, folder.finished())
-        if not run.ends:
+        if not run.ends and not (folder.deployed and run.rounds):
             notes.append(f"{path} has not finished a task yet and is left out.")
             continue
+        if not run.ends:
+            notes.append(f"{path} {why_no_score(folder)}")
         if not run.finished:
             notes.append(f"{path} is not finished; it is shown as far as it got.")
         runs.append(run)
@@ -108,34 +110,35 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _means(runs: Sequence[Run], value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
+def _mean(values: Iterable[float | None]) -> float | None:
+    return mean(there) if (there := [v for v in values if v is not None]) else None
+
+
+def _means(runs: Sequence[Run], value: Callable[[ScoreRecord], float | None]) -> list[float | None]:
     """By task, the mean over seeds."""
-    columns = ([value(r.ends[t]) for r in runs if t < len(r.ends)] for t in range(max(len(r.ends) for r in runs)))
-    return [mean(there) if (there := [v for v in column if v is not None]) else None for column in columns]
+    tasks = range(max(len(run.ends) for run in runs))
+    return [_mean(value(run.ends[t]) for run in runs if t < len(run.ends)) for t in tasks]
 
 
-def _last(runs: Sequence[Run], key: str) -> float | None:
-    return mean(there) if (there := [v for run in runs if (v := run.ends[-1].get(key)) is not None]) else None
+def _classes(by_label: Labelled) -> list[str]:
+    """All classes, the background first; none without runs."""
+    return max((list(run.ends[-1].iou) for runs in by_label.values() for run in runs), key=len, default=[])
 
 
-def _classes(by_label: dict[str, list[Run]]) -> list[str]:
-    return max((list(run.ends[-1]["iou"]) for runs in by_label.values() for run in runs), key=len)
-
-
-def _forgetting(by_label: dict[str, list[Run]]) -> str:
+def _forgetting(by_label: Labelled) -> str:
     """Final IoU minus the best after an earlier task, by method and class."""
     names = [name for name in _classes(by_label) if name != "background"]
 
     def lost(run: Run, name: str) -> float | None:
-        past = [v for record in run.ends[:-1] if (v := record["iou"].get(name)) is not None]
-        now = run.ends[-1]["iou"].get(name)
+        past = [v for record in run.ends[:-1] if (v := record.iou.get(name)) is not None]
+        now = run.ends[-1].iou.get(name)
         return now - max(past) if past and now is not None else None
 
     rows, shown = [], []
     for label, runs in by_label.items():
-        values = [[v for run in runs if (v := lost(run, name)) is not None] for name in names]
-        if any(values):
-            rows.append([mean(v) if v else None for v in values])
+        values = [_mean(lost(run, name) for run in runs) for name in names]
+        if any(value is not None for value in values):
+            rows.append(values)
             shown.append(label)
     kept = [i for i in range(len(names)) if any(row[i] is not None for row in rows)]
     if not kept:
@@ -144,17 +147,14 @@ def _forgetting(by_label: dict[str, list[Run]]) -> str:
     return grid(shown, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr")
 
 
-def _words(by_label: dict[str, list[Run]]) -> str:
+def _words(by_label: Labelled) -> str:
     """The same in words."""
     items = []
-    ranked = sorted(by_label.items(), key=lambda pair: -(_last(pair[1], "miou") or 0))
+    ranked = sorted(by_label.items(), key=lambda pair: -(_mean(run.ends[-1].miou for run in pair[1]) or 0))
     for label, runs in ranked:
-        miou, lost, new = (_last(runs, key) for key in ("miou", "forgetting", "new"))
-        text = (
-            f"<b>{html.escape(label)}</b>: {miou:.1f} mIoU after its last task"
-            if miou is not None
-            else html.escape(label)
-        )
+        last = [run.ends[-1] for run in runs]
+        miou, lost, new = _mean(s.miou for s in last), _mean(s.forgetting for s in last), _mean(s.new for s in last)
+        text = f"<b>{html.escape(label)}</b>" + ("" if miou is None else f": {miou:.1f} mIoU after its last task")
         if lost is not None and new is not None:
             word = f"forgot {lost:.1f} points of the old classes" if lost > 0.5 else "forgot next to nothing"
             text += f"; it {word} and learnt the newest ones to {new:.1f}"
@@ -162,25 +162,24 @@ def _words(by_label: dict[str, list[Run]]) -> str:
     return f"<ol>{''.join(items)}</ol>"
 
 
-def _curves(by_label: dict[str, list[Run]]) -> str:
+def _curves(by_label: Labelled) -> str:
     drawn = figure(9, 3.8)
     left, right = drawn.subplots(1, 2)
     for axes, key, title in ((left, "miou", "all classes"), (right, "old", "old classes (task 0: the first)")):
         for number, (label, runs) in enumerate(by_label.items()):
             if key == "old" and runs[0].config.joint:
                 continue  # it learns everything at once
-            values = _means(runs, lambda r, key=key: r[key] if r[key] is not None else r["base"])  # type: ignore[misc]
+            values = _means(runs, lambda r, key=key: r.base if (v := getattr(r, key)) is None else v)  # type: ignore[misc]
             shift = 0 if not runs[0].config.joint else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
-            axes.plot([shift + t for t in range(len(values))], values, label=label, **style(number))
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set(xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
+            shown = [(shift + t, value) for t, value in enumerate(values) if value is not None]
+            axes.plot(*zip(*shown, strict=True), label=label, **style(number))
+        finish(axes, title, False, xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
     drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return svg(drawn, "mIoU after each task")
 
 
-def _comparison(runs: Sequence[Run]) -> str:
+def _comparison(by_label: Labelled) -> str:
+    runs = [run for several in by_label.values() for run in several]
     try:
         made = compare([run.path for run in runs], runs[0].config.evaluation.views[0])
     except UserError as error:
@@ -188,11 +187,11 @@ def _comparison(runs: Sequence[Run]) -> str:
     return table(made.head, made.rows)
 
 
-def _trade(by_label: dict[str, list[Run]]) -> str:
+def _trade(by_label: Labelled) -> str:
     drawn = figure(6, 4.2)
     axes = drawn.subplots()
     for number, (label, runs) in enumerate(by_label.items()):
-        both = [(run.ends[-1]["old"], run.ends[-1]["new"]) for run in runs]
+        both = [(run.ends[-1].old, run.ends[-1].new) for run in runs]
         pairs = [pair for pair in both if None not in pair]
         if pairs:
             axes.plot(*zip(*pairs, strict=True), label=label, **(style(number) | {"linestyle": "none"}))
@@ -205,19 +204,19 @@ def _trade(by_label: dict[str, list[Run]]) -> str:
     return svg(drawn, "old against new classes") + "<p>Up and to the right is better.</p>"
 
 
-def _heat(by_label: dict[str, list[Run]]) -> str:
+def _heat(by_label: Labelled) -> str:
     names = _classes(by_label)
     parts = []
     for label, runs in by_label.items():
         tasks = max(len(run.ends) for run in runs)
-        values = [_means(runs, lambda r, n=name: r["iou"].get(n)) for name in names]  # type: ignore[misc]
+        values = [_means(runs, lambda r, n=name: r.iou.get(n)) for name in names]  # type: ignore[misc]
         rows = [[column[t] for column in values] for t in range(tasks)]
         parts.append(grid([f"task {t}" for t in range(tasks)], names, rows, f"{label}: IoU, %", (0, 100), "cividis"))
     return "".join(parts)
 
 
-def _background(by_label: dict[str, list[Run]]) -> str:
-    names = [name for name in _classes(by_label) if name != "background"] if by_label else []
+def _background(by_label: Labelled) -> str:
+    names = [name for name in _classes(by_label) if name != "background"]
     titles = {
         "to_background": "share of a class's pixels that the last model calls background, %",
         "from_background": "share of the background's pixels that the last model calls a class, %",
@@ -226,87 +225,22 @@ def _background(by_label: dict[str, list[Run]]) -> str:
     for key, title in titles.items():
         rows = []
         for runs in by_label.values():
-            records = [run.ends[-1].get(key) or {} for run in runs]
-            columns = [[v for record in records if (v := record.get(name)) is not None] for name in names]
-            rows.append([mean(v) if v else None for v in columns])
+            shares = [getattr(run.ends[-1], key) for run in runs]
+            rows.append([_mean(share.get(name) for share in shares) for name in names])
         if any(v is not None for row in rows for v in row):
             parts.append(grid(list(by_label), names, rows, title, (0, 100), "cividis"))
     return "".join(parts)
 
 
-def _accepted(by_label: dict[str, list[Run]]) -> list[str]:
-    """Accepted share of offered pixels by local epoch, all clients of a task together."""
-    parts = []
-    for label, runs in by_label.items():
-        asked: dict[int, dict[int, float]] = defaultdict(dict)
-        counts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(
-            lambda: defaultdict(lambda: defaultdict(lambda: [0, 0]))
-        )
-        for record in runs[0].rounds:
-            for reply in record["replies"]:
-                for line in reply["report"].get("pseudo_labels", []):
-                    asked[record["task"]][line["epoch"]] = line["asked"]
-                    for name, offered in line["offered"].items():
-                        cell = counts[record["task"]][name][line["epoch"]]
-                        cell[0] += offered
-                        cell[1] += line["accepted"].get(name, 0)
-        if not counts:
-            continue
-        drawn = figure(4.2 * len(counts), 3.4)
-        for axes, (task, by_class) in zip(
-            drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True
-        ):
-            often = sorted(by_class, key=lambda n: -sum(o for o, _ in by_class[n].values()))[:10]
-            for number, name in enumerate(often):
-                by_epoch = by_class[name]
-                there = {epoch: 100 * a / o for epoch, (o, a) in sorted(by_epoch.items()) if o}
-                axes.plot(list(there), list(there.values()), label=name, **style(number), markersize=4, linewidth=1)
-            steps = sorted(asked[task])
-            axes.plot(
-                steps, [100 * asked[task][e] for e in steps], color="#888888", linewidth=4, alpha=0.4, label="asked for"
-            )
-            axes.set_title(f"task {task}", loc="left", fontsize=11)
-            axes.set(xlabel="local epoch", ylabel="accepted, %", ylim=(0, 105))
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize=7, frameon=False, ncols=2)
-        parts.append(
-            f"<h3>{html.escape(label)}: accepted of the offered pixels</h3>" + svg(drawn, "accepted pseudo labels")
-        )
-    return parts
-
-
-def _losses(by_label: dict[str, list[Run]]) -> str:
-    drawn = figure(9, 2.6 * ((len(by_label) + 2) // 3))
-    places = drawn.subplots((len(by_label) + 2) // 3, 3, squeeze=False).flatten()
-    for axes in places[len(by_label) :]:
-        axes.set_axis_off()
-    for axes, (label, runs) in zip(places, by_label.items(), strict=False):
-        terms: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for record in runs[0].rounds:
-            for name in {n for reply in record["replies"] for n in reply["losses"]}:
-                values = [r["losses"][name] for r in record["replies"] if r["losses"].get(name) is not None]
-                if values:
-                    terms[name].append((record["round"], mean(values)))
-        for number, (name, points) in enumerate(terms.items()):
-            axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
-        axes.set_title(label, loc="left", fontsize=10)
-        axes.set(xlabel="round")
-        axes.grid(alpha=0.3)
-        if terms:
-            axes.legend(fontsize=7, frameon=False)
-    return svg(drawn, "losses by round")
-
-
-def _time(by_label: dict[str, list[Run]]) -> str:
+def _time(by_label: Labelled) -> str:
     """The first task may have been taken over from another run, so it is not counted where there are others."""
-    later = any(record["task"] for runs in by_label.values() for run in runs for record in run.rounds)
+    later = any(record.task for runs in by_label.values() for run in runs for record in run.rounds)
     rows = []
     for label, runs in by_label.items():
-        counted = [[r for r in run.rounds if r["task"] or run.config.joint or not later] for run in runs]
-        seconds = [sum(r["seconds"] for r in rounds) for rounds in counted]
-        replies = [reply for rounds in counted for r in rounds for reply in r["replies"] if reply["images"]]
-        rate = f"{sum(reply['samples'] for reply in replies) / sum(seconds):.0f}" if sum(seconds) else "-"
+        counted = [[r for r in run.rounds if r.task or run.config.joint or not later] for run in runs]
+        seconds = [sum(r.seconds for r in rounds) for rounds in counted]
+        replies = [reply for rounds in counted for r in rounds for reply in r.replies if reply.images]
+        rate = f"{sum(reply.samples for reply in replies) / sum(seconds):.0f}" if sum(seconds) else "-"
         files = [f.stat().st_size for run in runs for f in (run.path / "weights").glob("*.safetensors")]
         size, updates = max(files, default=0), len(replies) / len(runs)
         traffic = f"{updates * size / 1e9:.2f}"
@@ -315,20 +249,23 @@ def _time(by_label: dict[str, list[Run]]) -> str:
     return table(("method", "runs", spent, "images/s", "MB of a model", "updates", "GB each way"), rows)
 
 
-def _clients(runs: Sequence[Run]) -> str:
-    run = runs[0]
-    tasks = run.splits["tasks"]
-    clients = sorted({int(c) for task in tasks for c in task["clients"]})
-    if not clients:
+def _clients(run: Run) -> str:
+    """How many images each client held in each task, as planned or, in a real federation, as it last said."""
+    if run.splits is not None:
+        held: dict[tuple[int, Client], int] = {
+            (task, c): len(h.images) for task, one in enumerate(run.splits.tasks) for c, h in one.clients.items()
+        }
+        tasks = len(run.splits.tasks)
+    else:
+        held = {(record.task, reply.client): reply.images for record in run.rounds for reply in record.replies}
+        tasks = max((task for task, _ in held), default=0) + 1
+    if not held:
         return ""
-    rows = [
-        [len(task["clients"][str(c)]["images"]) if str(c) in task["clients"] else None for task in tasks]
-        for c in clients
-    ]
-    most = max(v for row in rows for v in row if v is not None)
-    names = [f"task {t}" for t in range(len(tasks))]
+    clients = sorted({client for _, client in held})
+    rows = [[held.get((task, client)) for task in range(tasks)] for client in clients]
+    names = [f"client {client}" if isinstance(client, int) else client for client in clients]
     shown = f"images held by each client that took part ({html.escape(run.label)}, seed {run.config.seed})"
-    return grid([f"client {c}" for c in clients], names, rows, shown, (0, max(most, 1)), "cividis")
+    return grid(names, [f"task {t}" for t in range(tasks)], rows, shown, (0, max(*held.values(), 1)), "cividis")
 
 
 def _timeline(runs: Sequence[Run]) -> str:
@@ -338,9 +275,8 @@ def _timeline(runs: Sequence[Run]) -> str:
         return ""
     drawn = [calendar(longest.label, longest.rounds)]
     for run in runs:
-        if "transitions" in run.splits and any(record.get("probes") for record in run.rounds):
-            true = {int(client): rounds for client, rounds in run.splits["transitions"].items()}
-            drawn.append(monitored(run.label, run.rounds, true))
+        if run.splits is not None and run.splits.transitions is not None and probed(run.rounds):
+            drawn.append(monitored(run.label, run.rounds, run.splits.transitions))
     return "".join(drawn)
 
 
@@ -371,13 +307,10 @@ def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tupl
     for run in runs:
         name = html.escape(run.label)
         try:
-            folder, scenario = (
-                RunFolder.open(run.path),
-                open_scenario(run.config, Progress()),
-            )  # its notices were given when it ran
-            rows = segmentation_tiles(folder, scenario)
+            folder = RunFolder.open(run.path)
+            rows = segmentation_tiles(folder, Progress())  # its notices were given when it ran
             seen.append(f"<h3>{name}</h3>" + tiles(*rows, f"segmentations of {run.label}"))
-            if (given := pseudo_label_tiles(folder, scenario)) is not None:
+            if (given := pseudo_label_tiles(folder)) is not None:
                 alt = f"pseudo labels of {run.label} beside the truth"
                 pseudo.append(f"<h3>{name}: pseudo labels beside the truth</h3>" + tiles(*given, alt))
         except (UserError, OSError, RuntimeError) as error:

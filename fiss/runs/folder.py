@@ -13,7 +13,6 @@ that did not finish, and is cut off on resume.
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.runs.lock import locked
+from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
@@ -70,16 +70,16 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path, deployed: bool = False) -> "RunFolder":
-        """An existing run folder; that of a real federation only for those who ask for one."""
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run folder."""
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml.")
-        if (path / "sites.json").is_file() and not deployed:
-            raise UserError(
-                f"{path} is the run of a real federation, and this is for simulations: `fiss federation status` says "
-                "where it stands, and `fiss predict` uses its model."
-            )
         return cls(path)
+
+    @property
+    def deployed(self) -> bool:
+        """Whether it is that of a real federation."""
+        return (self.path / "sites.json").is_file()
 
     def config(self) -> Config:
         """The config the run was started with."""
@@ -92,17 +92,20 @@ class RunFolder:
 
     # Splits
 
-    def splits(self) -> dict[str, Any]:
-        """Who was selected, who held what, and the digest of the data set's names and labels (`data`)."""
+    def splits(self) -> Splits | None:
+        """Who was selected, who held what; None in a real federation, where nobody knows that."""
+        path = self.path / "splits.json"
+        if self.deployed and not path.is_file():
+            return None
         try:
-            found = json.loads((self.path / "splits.json").read_bytes())
-            return {**found, "data": str(found["data"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path / 'splits.json'}: missing, damaged or foreign ({error}).") from error
+            splits: Splits = from_json(Splits, json.loads(path.read_bytes()), str(path))
+            return splits
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: missing, damaged or foreign ({error}).") from error
 
-    def write_splits(self, splits: Mapping[str, Any]) -> None:
+    def write_splits(self, splits: Splits) -> None:
         """Keep the splits, or make sure that they are those the run began with."""
-        data, path = json.dumps(splits, separators=(",", ":")).encode(), self.path / "splits.json"
+        data, path = json.dumps(to_json(splits), separators=(",", ":")).encode(), self.path / "splits.json"
         if not path.is_file():
             write_atomically(path, data)
         elif path.read_bytes() != data:
@@ -128,20 +131,33 @@ class RunFolder:
 
     # Logs
 
-    def append(self, log: str, record: Mapping[str, Any]) -> None:
+    def append(self, log: str, record: RoundRecord | ScoreRecord) -> None:
         """One more line; it counts once the state is committed."""
-        line = json.dumps(_finite(record), allow_nan=False)
+        line = json.dumps(to_json(record), allow_nan=False)
         with (self.path / log).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def records(self, log: str, finished: bool = False) -> list[dict[str, Any]]:
-        """All lines of a log; with `finished` those of finished rounds, while another process may write the next."""
+    def rounds(self, finished: bool = False) -> Records[RoundRecord]:
+        """Every round; `finished`: only those that count, while somebody else works in the folder."""
+        return read_rounds(self.records("rounds.jsonl", finished), str(self.path / "rounds.jsonl"))
+
+    def scores(self, finished: bool = False) -> Records[ScoreRecord]:
+        """Every evaluation; `finished`: only those that count."""
+        view = self.config().evaluation.views[0]
+        return read_scores(self.records("scores.jsonl", finished), str(self.path / "scores.jsonl"), view)
+
+    def ends(self, view: str = "") -> Records[ScoreRecord]:
+        """The evaluations after each task, in one view or in all."""
+        return Records(score for score in self.scores() if score.ends_task and view in ("", score.view))
+
+    def records(self, log: str, finished: bool = False) -> list[Any]:
+        """The lines of a log as plain values."""
         path = self.path / log
-        data = path.read_bytes() if path.is_file() else b""
-        if finished:
-            data = data[: int(self._record().get("lengths", {}).get(log, 0))]
         try:
-            return [json.loads(line) for line in data.decode().split("\n") if line]
+            text = path.read_bytes() if path.is_file() else b""
+            if finished:
+                text = text[: self._record().get("lengths", {}).get(log, 0)]
+            return [json.loads(line) for line in text.decode().split("\n") if line]
         except ValueError as error:
             raise UserError(f"{path}: damaged or foreign ({error}).") from error
 
@@ -254,12 +270,15 @@ class RunFolder:
             raise UserError(f"{path}: there is no such model. This run has: {', '.join(there) or 'none yet'}.")
         return read_model(path, digest)
 
-    def tasks_done(self) -> list[int]:
-        """Those whose last model is there."""
-        there = sorted(int(p.stem.removeprefix("task-")) for p in (self.path / "weights").glob("task-*.safetensors"))
-        if not there:
+    def last_models(self) -> dict[int, str]:
+        """By task, the name of the model after it; in a real federation by group of classes, the present one last."""
+        stems = (path.stem for path in (self.path / "weights").glob("task-*.safetensors"))
+        found = dict(sorted((int(stem.removeprefix("task-")), stem) for stem in stems))
+        if self.deployed and (record := self._record()):
+            found = dict(enumerate([*filter(None, record.get("before", ())), str(record["weights"])]))
+        if not found:
             raise UserError(f"{self.path}: no task is finished yet, so there is no model to look at.")
-        return there
+        return found
 
     def _weights(self, name: str) -> Path:
         return self.path / "weights" / f"{name}.safetensors"
@@ -280,15 +299,6 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
-
-
-def _finite(value: Any) -> Any:
-    """Plain values with None in place of what JSON cannot say."""
-    if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_atomically(path: Path, data: bytes) -> None:

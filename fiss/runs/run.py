@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from fiss.errors import UserError
 from fiss.federation.messages import Snapshot
 from fiss.models.segmenter import Segmenter
 from fiss.runs.folder import RunFolder, read_model
+from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits
 from fiss.training.device import pick_device
 from fiss.training.trainer import build_network
 
@@ -27,7 +27,7 @@ class Run:
 
     Example:
         >>> run = fiss.open_run("runs/demo/fbl")
-        >>> run.scores[-1]["miou"]
+        >>> run.scores[-1].miou
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Run:
     @property
     def folder(self) -> RunFolder:
         """Its files."""
-        return RunFolder.open(self.path, deployed=True)
+        return RunFolder.open(self.path)
 
     @property
     def config(self) -> Config:
@@ -43,18 +43,18 @@ class Run:
         return self.folder.config()
 
     @property
-    def scores(self) -> list[dict[str, Any]]:
-        """Every evaluation."""
-        return self.folder.records("scores.jsonl")
+    def scores(self) -> Records[ScoreRecord]:
+        """Every evaluation; `.to_pandas()` makes a table of them."""
+        return self.folder.scores()
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> Records[RoundRecord]:
         """Every round: clients, losses, time."""
-        return self.folder.records("rounds.jsonl")
+        return self.folder.rounds()
 
     @property
-    def splits(self) -> dict[str, Any]:
-        """Who was selected, and who held which images."""
+    def splits(self) -> Splits | None:
+        """Who was selected, and who held which images; None in a real federation."""
         return self.folder.splits()
 
     @property
@@ -84,8 +84,10 @@ class Run:
     def _repr_html_(self) -> str:
         """The scores after each task, for a notebook."""
         keys = ("miou", "old", "new", "base", "forgetting")
-        ends = [record for record in self.scores if record.get("ends_task")]
-        rows = [(str(r["task"]), r["view"], *("-" if r[k] is None else f"{r[k]:.1f}" for k in keys)) for r in ends]
+        rows = []
+        for record in self.folder.ends():
+            values = [getattr(record, key) for key in keys]
+            rows.append((str(record.task), record.view, *("-" if v is None else f"{v:.1f}" for v in values)))
         state = "finished" if self.finished else "not finished"
         title = f"<p><b>{html.escape(str(self.path))}</b>, {state}; percent</p>"
         return title + html_table(("task", "view", *keys), rows)

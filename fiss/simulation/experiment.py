@@ -1,29 +1,26 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fiss.config.config import Config
 from fiss.config.identity import differences, with_absolute_paths
-from fiss.data.label_maps import evaluation_table
-from fiss.data.transforms import View
 from fiss.errors import UserError
 from fiss.federation.loop import Engine, Participants, Round, run
 from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
-from fiss.metrics import from_background, iou, summary, to_background
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.monitors import accuracy
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
+from fiss.runs.records import ProbeRecord, RoundRecord, probed
 from fiss.runs.run import load_checked
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario
-from fiss.training.evaluate import evaluate, scored_images
 from fiss.training.trainer import build_trainer
 
 Connect = Callable[[Scenario, Segmenter, dict[int, Memory], int, Progress], Engine]
@@ -62,6 +59,8 @@ def start(config: Config, out: Path, progress: Progress, connect: Connect = in_p
 def resume(path: Path, progress: Progress, connect: Connect = in_process) -> RunFolder:
     """Go on with a run where its last finished round left it; to the same result as if it had never stopped."""
     folder = RunFolder.open(path)
+    if folder.deployed:
+        raise UserError(f"{path} is the run of a real federation: `fiss federation run` goes on with it.")
     with folder.locked():
         scenario = open_scenario(folder.config(), progress)
         folder.write_splits(scenario.splits())
@@ -148,7 +147,8 @@ def _base(scenario: Scenario) -> Snapshot:
     folder = RunFolder.open(Path(config.base))
     if any(key.startswith("model.") for key in differences(folder.config(), config, ignoring=("path",))):
         raise UserError(f"base = {config.base}: that run has another network than this one.")
-    if folder.splits()["data"] != scenario.data_digest:
+    splits = folder.splits()
+    if splits is None or splits.data != scenario.data_digest:
         raise UserError(f"base = {config.base}: that run has other images or labels than this one.")
     if not scenario.announced:
         raise UserError(
@@ -163,30 +163,14 @@ def _base(scenario: Scenario) -> Snapshot:
     return snapshot
 
 
-def _round_record(scenario: Scenario, result: Round, memories: dict[int, Memory], seconds: float) -> dict[str, Any]:
-    samples = sum(reply.samples for reply in result.replies)
+def _round_record(scenario: Scenario, result: Round, memories: dict[int, Memory], seconds: float) -> RoundRecord:
     round_plan = scenario.plan.round_plans[result.participants.round]
-    probes = [
-        {
-            "client": probe_result.client,
-            "transition": probe_result.transition,
-            "missing": len(probe_result.missing),
-            **memories[probe_result.client].evidence,
-        }
-        for probe_result in result.probe_results
-        if memories[probe_result.client].evidence
-    ]
-    return {
-        "round": round_plan.round,
-        "task": round_plan.task,
-        "clients": round_plan.clients,
-        "selected": list(round_plan.selected),
-        **({} if scenario.announced else {"probes": probes, "classes": len(result.server.label_space.names)}),
-        "replies": [{k: v for k, v in asdict(reply).items() if k != "weights"} for reply in result.replies],
-        "refused": {str(client): why for client, why in result.refused.items()},
-        "seconds": round(seconds, 3),
-        "images_per_second": round(samples / seconds, 1) if seconds else None,
-    }
+    more: dict[str, Any] = {"task": round_plan.task, "clients": round_plan.clients}
+    if not scenario.announced:
+        measured = ((p, memories[p.client].evidence) for p in result.probe_results)
+        more["probes"] = tuple(ProbeRecord.of(p, p.client, evidence) for p, evidence in measured if evidence)
+        more["classes"] = len(result.server.label_space.names)
+    return RoundRecord.of(result, seconds, **more)
 
 
 def score(
@@ -202,76 +186,20 @@ def score(
     """Score a model in every view and log it."""
     monitored = {} if scenario.announced else _monitored(scenario, folder)
     for view in scenario.config.evaluation.views:
-        record = score_record(scenario, folder.records("scores.jsonl"), model, label_space, view, task, progress)
-        record = {"round": round_, "task": task, "ends_task": ends, **record, **monitored}
+        record = scenario.validation.score(
+            model, label_space, view, folder.scores(), progress, round_=round_, task=task, ends_task=ends
+        )
+        record = replace(record, **monitored)
         folder.append("scores.jsonl", record)
         progress.scored(record)
 
 
 def _monitored(scenario: Scenario, folder: RunFolder) -> dict[str, Any]:
     """True and seen transitions so far, in all and by client, and the mean entropy of the last probes."""
-    rounds = folder.records("rounds.jsonl")
-    seen = accuracy.by_client(scenario.transitions, rounds)
-    by_client = {str(client): accuracy.record(own) for client, own in seen.items()}
-    entropies = [probe["entropy"] for probe in rounds[-1]["probes"]]
+    rounds = folder.rounds()
+    seen = accuracy.by_client(scenario.transitions, probed(rounds), rounds[-1].round)
+    entropies = [probe.evidence.entropy for probe in probed(rounds[-1:])]
     return {
-        "transitions": {**accuracy.record(accuracy.total(seen.values())), "clients": by_client},
+        "transitions": accuracy.in_all(seen),
         "entropy": sum(entropies) / len(entropies) if entropies else None,
     }
-
-
-def score_record(
-    scenario: Scenario,
-    past: list[dict[str, Any]],
-    model: Segmenter,
-    label_space: LabelSpace,
-    view: View,
-    task: int,
-    progress: Progress,
-) -> dict[str, Any]:
-    """IoU of every class and their means in one view; `past` are the run's scores so far."""
-    config, dataset = scenario.config, scenario.dataset
-    label_space = scenario.readable(label_space)
-    images = scored_images(view, dataset.classes, label_space, scenario.val.presence)
-    matrix = evaluate(
-        model,
-        scenario.scored_images,
-        images,
-        scenario.val.sizes,
-        evaluation_table(dataset.classes, label_space),
-        view,
-        config.evaluation,
-        config.training,
-        progress,
-    )
-    ious = iou(matrix)
-    best: dict[str, float] = {}
-    for earlier in past:
-        if earlier["ends_task"] and earlier["view"] == view and earlier["task"] < task:
-            for name, value in earlier["iou"].items():
-                if name != "background" and value is not None:
-                    best[name] = max(best.get(name, 0.0), value)
-    names = ("background", *label_space.names)
-    return {
-        "view": view,
-        "images": len(images),
-        **summary(ious, names[1:], [scenario.tasks.names(t) for t in range(task + 1)], best),
-        "iou": dict(zip(names, ious, strict=True)),
-        "to_background": dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
-        "from_background": dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
-    }
-
-
-def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator[dict[str, Any]]:
-    """Score again the models after every task of a run; nothing in the run folder changes."""
-    folder = RunFolder.open(path)
-    scenario = open_scenario(folder.config(), progress)
-    past: list[dict[str, Any]] = []
-    model = scenario.network(scenario.tasks.label_space(0))
-    for task in folder.tasks_done():
-        snapshot = folder.read_weights(f"task-{task}")
-        load_checked(model, snapshot, folder.path)
-        for view in views:
-            record = score_record(scenario, past, model, snapshot.label_space, view, task, progress)
-            past.append({"task": task, "ends_task": True, **record})
-            yield past[-1]

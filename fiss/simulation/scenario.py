@@ -1,10 +1,9 @@
 """A config with everything it needs opened and checked: the data, the world that is drawn from it, the readers."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from fiss.data.dataset import Dataset, Split
 from fiss.data.index import Index, check, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
-from fiss.errors import UserError
 from fiss.federation.boundaries import Calendar, Discovery
 from fiss.federation.client import Site, Truth
 from fiss.federation.messages import Announcement
@@ -23,6 +21,8 @@ from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
 from fiss.models.segmenter import Segmenter, check_spec
 from fiss.progress import Progress
+from fiss.runs.records import HeldRecord, Splits, TaskRecord
+from fiss.runs.scoring import Validation
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
 from fiss.training.batches import Reader, steps_per_epoch
 from fiss.training.device import pick_device, use_device
@@ -78,15 +78,6 @@ class Scenario:
         """A task's classes by those names."""
         return tuple(self.names[i - 1] for i in self.tasks.tasks[task])
 
-    def readable(self, label_space: LabelSpace) -> LabelSpace:
-        """A label space with the classes' own names."""
-        own = dict(zip(self.names, self.dataset.classes, strict=True))
-        if lost := [name for name in label_space.names if name not in own]:
-            raise UserError(
-                f"The data set has no class {lost[0]!r}, which the model knows: restore its classes' names."
-            )
-        return LabelSpace(tuple(tuple(own[name] for name in group) for group in label_space.groups))
-
     def site(self, round_: int, client: int) -> Site:
         """What a client owns in a round."""
         task, holding = self.plan.stage(client, round_)[1], self.plan.holding(client, round_)
@@ -138,10 +129,11 @@ class Scenario:
         return Reader(images, self.config.training.workers, self.device.type == "cuda")
 
     @cached_property
-    def scored_images(self) -> Reader:
-        """Reads images to score."""
-        images = ScoredImages(self.decoded[1], self.config.evaluation.size)
-        return Reader(images, self.config.training.workers, self.device.type == "cuda")
+    def validation(self) -> Validation:
+        """The validation images, to score models on."""
+        tasks = tuple(self.tasks.names(task) for task in range(len(self.tasks.tasks)))
+        workers = self.config.training.workers
+        return Validation(self.config, self.dataset.classes, self.decoded[1], self.val, tasks, workers)
 
     def network(self, label_space: LabelSpace, fresh: bool = False) -> Segmenter:
         """A network for that label space; `fresh` with the encoder's pretrained weights, else about to be loaded."""
@@ -155,38 +147,37 @@ class Scenario:
             digest.update(index.pixels.tobytes())
         return digest.hexdigest()
 
-    def splits(self) -> dict[str, Any]:
+    def splits(self) -> Splits:
         """Who is selected and who holds what, in names rather than numbers; and a digest of all names and labels."""
-        stems = self.dataset.train.stems
-        tasks = [
-            {
-                "classes": self.tasks.names(task),
-                "clients": {
-                    str(client): {
-                        "classes": [self.tasks.classes[i - 1] for i in held.classes],
-                        "images": [stems[i] for i in held.images],
-                    }
-                    for (t, client), held in self.plan.holdings.items()
+        stems, plan = self.dataset.train.stems, self.plan
+
+        def names(held: Holding) -> tuple[str, ...]:
+            return tuple(stems[i] for i in held.images)
+
+        tasks = tuple(
+            TaskRecord(
+                classes=self.tasks.names(task),
+                clients={
+                    client: HeldRecord(
+                        classes=tuple(self.tasks.classes[i - 1] for i in held.classes), images=names(held)
+                    )
+                    for (t, client), held in plan.holdings.items()
                     if t == task
                 },
-            }
+            )
             for task in range(len(self.tasks.tasks))
-        ]
-        rounds = [
-            {k: v for k, v in asdict(round_plan).items() if k != "present"} for round_plan in self.plan.round_plans
-        ]
-        record = {"data": self.data_digest, "rounds": rounds, "tasks": tasks}
+        )
+        rounds = tuple({k: v for k, v in asdict(one).items() if k != "present"} for one in plan.round_plans)
+        splits = Splits(data=self.data_digest, rounds=rounds, tasks=tasks)
         if self.announced:
-            return record
-        return record | {
-            "present": [round_plan.present for round_plan in self.plan.round_plans],
-            "stages": {str(client): stages for client, stages in self.plan.stages.items()},
-            "redrawn": {
-                f"{task}/{client}/{n}": [stems[i] for i in held.images]
-                for (task, client, n), held in self.plan.redrawn.items()
-            },
-            "transitions": {str(client): rounds for client, rounds in self.transitions.items()},
-        }
+            return splits
+        return replace(
+            splits,
+            present=tuple(round_plan.present for round_plan in plan.round_plans),
+            stages=plan.stages,
+            redrawn={"/".join(map(str, key)): names(held) for key, held in plan.redrawn.items()},
+            transitions=self.transitions,
+        )
 
 
 def open_scenario(config: Config, progress: Progress) -> Scenario:

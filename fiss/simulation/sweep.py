@@ -180,11 +180,10 @@ def refresh(status: JobStatus) -> None:
         return
     status.sizes = sizes
     try:
-        ends = [r for r in folder.records("scores.jsonl") if r["ends_task"] and r["view"] == _view(job)]
-        rounds = len(folder.records("rounds.jsonl"))
-    except (UserError, KeyError):
+        ends, rounds = folder.ends(_view(job)), len(folder.rounds())
+    except UserError:
         return  # a line is being written
-    status.miou = tuple(r["miou"] for r in ends)
+    status.miou = tuple(score.miou for score in ends)
     if status.state == "running":
         status.detail = f"task {len(ends)}, {rounds} rounds done"
 

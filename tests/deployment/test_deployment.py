@@ -102,20 +102,20 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     settings = replace(plain, data=DataSpec("folder", root=str(tmp_path / "own")))
     run = open_run(settings, tmp_path / "run")
     run_rounds(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 2, Progress())
-    scores = run.records("scores.jsonl")
-    assert [record["round"] for record in scores] == [0, 1]
-    assert scores[-1]["iou"].keys() == {"background", *run.records("rounds.jsonl")[-1]["classes"]}
-    assert sum(value or 0 for value in scores[-1]["iou"].values()) > 0
-    project, rounds = provisioning.Project("s", 1, ["a"]), run.records("rounds.jsonl", finished=True)
-    status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1], False)
+    scores = run.scores()
+    assert [(record.round, record.task, record.ends_task) for record in scores] == [(0, 0, False), (1, 0, True)]
+    assert scores[-1].iou.keys() == {"background", *run.rounds()[-1].class_names}
+    assert sum(value or 0 for value in scores[-1].iou.values()) > 0
+    project, rounds = provisioning.Project("s", 1, ["a"]), run.rounds(finished=True)
+    status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1:], False)
     table = federation_table(status)
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
     judge, server, said = ServerEvaluator(settings, Progress()), run.restore().server, []
-    assert {"round": 1, **judge(server)} == scores[-1]
+    assert [replace(score, ends_task=True) for score in judge(server, 1, ())] == [scores[-1]]
     judge.progress = SimpleNamespace(notice=said.append)
     for names in (("hidden",), ("hidden",), ("hidden", "too")):
-        assert judge(replace(server, label_space=LabelSpace(((*names, *server.label_space.names),)))) is None
+        assert not judge(replace(server, label_space=LabelSpace(((*names, *server.label_space.names),))), 1, ())
     assert [words.split(". ")[0].split("no class ")[1] for words in said] == ["'hidden'", "'too'"]  # once of each
     with pytest.raises(UserError, match=r"federation.toml was changed .*training.epochs"):
         open_run(replace(settings, training=replace(settings.training, epochs=2)), tmp_path / "run")
@@ -440,9 +440,9 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
     stage(tmp_path, 1, ("a",))
     engine.lost = 2
     run_rounds(run, engine, {0: "a"}, 4, Progress())
-    records = run.records("rounds.jsonl")
-    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
-    assert records[2]["missing"] == {"a": "lost"}
+    records = run.rounds()
+    assert [record.transitions for record in records] == [(), (), (), ("a",)]
+    assert records[2].missing == {"a": "lost"}
     assert json.loads(client.path.read_bytes())["now"]["teacher"] == "before-0003"
     assert run.restore().server.teachers[0].name == "before-0003"
 
@@ -469,9 +469,9 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "commit", commit)
     run_rounds(run, Acknowledging(clients), {1: "b"}, 3, Progress())
     run_rounds(run, Acknowledging(clients), names, 4, Progress())
-    records = run.records("rounds.jsonl")
-    assert [record["heard"] for record in records] == [["a", "b"], ["a", "b"], ["b"], ["a", "b"]]
-    assert [record["transitions"] for record in records] == [[], [], [], ["a"]]
+    records = run.rounds()
+    assert ["".join(probe.client for probe in record.probes) for record in records] == ["ab", "ab", "b", "ab"]
+    assert [record.transitions for record in records] == [(), (), (), ("a",)]
     assert run.restore().server.teachers[0].name == "before-0003"
 
 
@@ -481,8 +481,6 @@ def test_a_config_may_be_put_right_before_the_first_round(tmp_path):
     server.number_sites(RunFolder(tmp_path / "run"), ["a"])
     other = replace(settings, seed=9)
     assert open_run(other, tmp_path / "run").config() == other
-    with pytest.raises(UserError, match="run of a real federation"):  # by `fiss resume`, `fiss report`, ...
-        RunFolder.open(tmp_path / "run")
 
 
 def test_what_a_site_calls_background_is_no_class(tmp_path):
@@ -533,7 +531,7 @@ def test_names_may_be_kept_from_the_server(tmp_path):
     run_rounds(
         run, Local({0: SiteClient(kit, settings, read_site(kit / "site.toml"), Progress())}), {0: "a"}, 1, Progress()
     )
-    names = run.records("rounds.jsonl")[0]["classes"]
+    names = run.rounds()[0].class_names
     assert set(names) <= {private(name, "secret") for name in DATA.classes}
     assert names
     for path in run.path.rglob("*"):

@@ -90,7 +90,7 @@ class World:
         return supervisor.finished_rounds(RunFolder(self.folder / "run"))
 
     def records(self):
-        return RunFolder(self.folder / "run").records("rounds.jsonl")
+        return RunFolder(self.folder / "run").rounds()
 
     def until(self, what, seconds=150):
         end = time.monotonic() + seconds
@@ -140,7 +140,7 @@ def test_three_tasks_over_the_network_are_those_of_one_process(tmp_path):
             here.site(name)
         here.start("localhost", "a", "b", "c")
         assert here.run(2, 3).wait(180) == 0
-        assert here.records()[0]["classes"] == sorted(DATA.classes[i - 1] for i in TASKS[0])
+        assert here.records()[0].class_names == tuple(sorted(DATA.classes[i - 1] for i in TASKS[0]))
 
         stage(here.root, 1, ("a", "b", "c"))
         running = here.run(4, 3)
@@ -148,15 +148,15 @@ def test_three_tasks_over_the_network_are_those_of_one_process(tmp_path):
         here.kill("localhost")
         here.start("localhost")
         assert running.wait(240) == 0
-        assert here.records()[2]["transitions"] == ["a", "b", "c"]
+        assert here.records()[2].transitions == ("a", "b", "c")
 
         stage(here.root, 2, ("a", "b", "c", "d"))
         provisioning.add(here.folder, "d")
         here.site("d", workers=1)
         here.start("d")
         assert here.run(6, 4).wait(240) == 0
-        assert {reply["site"] for reply in here.records()[-1]["replies"]} == {"a", "b", "c", "d"}
-        assert here.records()[4]["transitions"] == ["a", "b", "c"]  # d has no past
+        assert {reply.client for reply in here.records()[-1].replies} == {"a", "b", "c", "d"}
+        assert here.records()[4].transitions == ("a", "b", "c")  # d has no past
         reached = final(RunFolder(here.folder / "run"))
         known = supervisor.survey(here.folder)
         assert set(known.connected) == {"a", "b", "c", "d"}
@@ -238,7 +238,7 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
         here.start("localhost", "a", "b")
         here.start("c", environment=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"})
         assert here.run(5, 3).wait(240) == 0
-        said = [record["refused"] for record in here.records()]
+        said = [record.refused for record in here.records()]
         assert [list(refused) for refused in said] == [["c"]] * 5
         wrongs = ("not finite", "sent as", "such as extra", "such as encoder.conv1.weight", "times the others'")
         assert all(wrong in refused["c"] for wrong, refused in zip(wrongs, said, strict=True))
@@ -271,12 +271,12 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
         here.until(in_a_round)
         here.kill("b")
         here.start("b")
-        here.until(lambda: any("b" in record["missing"] for record in here.records()))
-        lost = next(record for record in here.records() if "b" in record["missing"])
-        assert {reply["site"] for reply in lost["replies"]} <= {"a", "c"}
-        assert "started anew" in lost["missing"]["b"]
-        here.until(lambda: "b" in [reply["site"] for reply in here.records()[-1]["replies"]])
-        assert here.records()[-1]["round"] > lost["round"]
+        here.until(lambda: any("b" in record.missing for record in here.records()))
+        lost = next(record for record in here.records() if "b" in record.missing)
+        assert {reply.client for reply in lost.replies} <= {"a", "c"}
+        assert "started anew" in lost.missing["b"]
+        here.until(lambda: "b" in [reply.client for reply in here.records()[-1].replies])
+        assert here.records()[-1].round > lost.round
         assert "x" not in supervisor.survey(here.folder).connected
         supervisor.stop(here.folder)
         assert running.wait(60) == 0

@@ -11,6 +11,8 @@ import pytest
 from fiss.data import voc
 from fiss.progress import Progress
 from fiss.reports import comparison, paper, report
+from fiss.runs.folder import RunFolder
+from fiss.runs.records import ScoreRecord
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 sys.path.insert(0, str(RESULTS))
@@ -214,8 +216,9 @@ def fake_run(path, miou):
     path.mkdir(parents=True)
     (path / "config.toml").touch()
     (path / "state.json").write_text('{"finished": true}')
-    scores = [{"task": task, "ends_task": True, "miou": value} for task, value in enumerate(miou)]
-    (path / "scores.jsonl").write_text("".join(json.dumps(score) + "\n" for score in scores))
+    for task, value in enumerate(miou):
+        score = ScoreRecord(round=task, task=task, ends_task=True, view="published", miou=value)
+        RunFolder(path).append("scores.jsonl", score)
 
 
 def test_of_each_method_the_best_mean_of_later_tasks_is_chosen(tmp_path):

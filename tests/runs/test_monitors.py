@@ -22,10 +22,12 @@ from fiss.labels import LabelSpace
 from fiss.methods.finetune import Finetune
 from fiss.models.segmenter import build
 from fiss.monitors import accuracy
+from fiss.monitors.accuracy import Probed
 from fiss.monitors.rules import RULES, Evidence, FeatureStatistics, MonitorSpec, chance, judge
 from fiss.progress import Progress
 from fiss.reports import comparison, report
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import probed
 from fiss.simulation import experiment
 from fiss.training.batches import Reader
 from fiss.training.schedule import rate_in_round
@@ -130,8 +132,8 @@ def test_transitions_by_hand():
 
 
 def test_transitions_from_a_log():
-    rounds = [{"round": r, "probes": [{"client": 4, "transition": r == 3}]} for r in range(1, 5)]
-    found = accuracy.by_client({4: (1, 3, 9), 5: (2,), 6: (8,)}, rounds)
+    probes = [Probed(r, 4, r == 3, seen()) for r in range(1, 5)]
+    found = accuracy.by_client({4: (1, 3, 9), 5: (2,), 6: (8,)}, probes, 4)
     assert set(found) == {4, 5}
     assert (found[4].true, found[4].seen, found[4].missed) == (2, 1, 0)  # round 9 has not come yet
     assert found[4].unprobed == 1  # at its first probe nobody can know that it had others before
@@ -141,17 +143,16 @@ def test_transitions_from_a_log():
 def test_a_monitor_replayed_over_its_own_run_fires_as_it_did(untold, tmp_path):
     config = replace(untold, monitor=replace(untold.monitor, name="misfit"))
     folder = experiment.start(config, tmp_path / "r", Progress())
-    rounds = folder.records("rounds.jsonl")
-    again = accuracy.replay(config.monitor, rounds)
-    fired = [[(p["client"], p["transition"]) for p in record["probes"]] for record in rounds]
-    assert [[(p["client"], p["transition"]) for p in record["probes"]] for record in again] == fired
+    probes = probed(folder.rounds())
+    assert len(probes) == sum(len(record["probes"]) for record in folder.records("rounds.jsonl")) > 0
+    assert accuracy.replay(config.monitor, probes) == probes
     (table,) = comparison.monitors([folder.path])
     rows = {row[0]: row for row in table.rows}
     assert set(rows) == {*RULES, "misfit (as it ran)"} - {"misfit"}
     assert rows["oracle"][1:4] == ("1.00", "1.00", "0.00")
-    last = folder.records("scores.jsonl")[-1]["transitions"]
-    counts = ("true", "seen", "missed", "false", "unprobed")
-    assert rows["misfit (as it ran)"][5:] == tuple(str(last[k]) for k in counts)
+    last = folder.scores()[-1].transitions
+    counts = (last.true, last.seen, last.missed, last.false, last.unprobed)
+    assert rows["misfit (as it ran)"][5:] == tuple(map(str, counts))
 
 
 def test_the_report_and_the_table_show_what_monitors_saw(untold, finished, tmp_path):
@@ -160,10 +161,10 @@ def test_the_report_and_the_table_show_what_monitors_saw(untold, finished, tmp_p
     page = (tmp_path / "page.html").read_text()
     assert "what the monitors saw" in page
     assert 'alt="what clients measured in every round"' in page
-    seen = folder.records("scores.jsonl")[-1]["transitions"]
-    assert f"<td>all</td><td>{seen['true']}</td><td>{seen['seen']}</td>" in page
+    seen = folder.scores()[-1].transitions
+    assert f"<td>all</td><td>{seen.true}</td><td>{seen.seen}</td>" in page
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(score_table([r for r in folder.records("scores.jsonl") if r["ends_task"]], "t"))
+    console.print(score_table(folder.ends(), "t"))
     text = console.export_text()
     assert "transitions, recall" in text
     assert "transitions, delay in rounds" in text

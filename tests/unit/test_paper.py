@@ -24,6 +24,7 @@ from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.reports import paper
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import ScoreRecord
 from fiss.simulation import experiment, sweep
 from fiss.simulation.scenario import open_scenario
 
@@ -93,17 +94,9 @@ def fake_run(folder, preset, method, seed, miou, changed=False, **changes):
     last = len(config.tasks.split) and {"15-1": 5, "4-4": 4, "8-2": 6}[config.tasks.split]
     for task in range(last + 1):
         value = miou + last - task
-        run.append(
-            "scores.jsonl",
-            {
-                "round": task,
-                "task": task,
-                "ends_task": True,
-                "view": "published",
-                "miou": value,
-                "iou": {name: value + (name == "cow") for name in names},
-            },
-        )
+        iou = {name: value + (name == "cow") for name in names}
+        score = ScoreRecord(round=task, task=task, ends_task=True, view="published", miou=value, iou=iou)
+        run.append("scores.jsonl", score)
     (folder / "state.json").write_text(json.dumps({"finished": True}))
     return folder
 

@@ -1,0 +1,181 @@
+"""How a model is scored: the one answer for a simulation, for a real federation's server, and for runs looked at again.
+
+A real federation has no tasks: each group of classes that entered its label space together stands for one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fiss.config.config import Config
+from fiss.data.dataset import Split
+from fiss.data.folder import load
+from fiss.data.index import Index, build
+from fiss.data.label_maps import evaluation_table
+from fiss.data.sources import open_dataset
+from fiss.data.transforms import ScoredImages, View
+from fiss.errors import UserError
+from fiss.federation.private_names import private
+from fiss.labels import LabelSpace, TaskStream
+from fiss.metrics import from_background, iou, summary, to_background
+from fiss.models.segmenter import Segmenter
+from fiss.progress import Progress
+from fiss.runs.folder import RunFolder
+from fiss.runs.records import ScoreRecord
+from fiss.runs.run import load_model
+from fiss.training.batches import Reader
+from fiss.training.device import pick_device
+from fiss.training.evaluate import evaluate, scored_images
+from fiss.training.trainer import build_network
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The validation images of a run, and what is needed to score a model on them."""
+
+    config: Config
+    classes: tuple[str, ...]
+    """All class names of the data set."""
+    split: Split
+    index: Index
+    tasks: tuple[tuple[str, ...], ...] | None
+    """The classes of each task; None in a real federation."""
+    workers: int = 0
+
+    @classmethod
+    def of_simulation(cls, config: Config, progress: Progress) -> "Validation":
+        """The validation images of a simulation's data set."""
+        dataset = open_dataset(config.data)
+        stream = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
+        tasks = tuple(stream.names(task) for task in range(len(stream.tasks)))
+        tasks = (tuple(name for task in tasks for name in task),) if config.joint else tasks
+        index = _checked(build(dataset.val, dataset.classes, progress), config)
+        return cls(config, dataset.classes, dataset.val, index, tasks, config.training.workers)
+
+    @classmethod
+    def of_server(cls, config: Config, progress: Progress) -> "Validation":
+        """Images that the server of a real federation has of its own."""
+        if not config.data.root:
+            raise UserError(
+                "The server of this federation has no images of its own (data.root in its federation.toml), so there "
+                "is nothing to score a model on, and nothing to draw."
+            )
+        dataset = load(Path(config.data.root).expanduser())
+        index = _checked(build(dataset.val, dataset.classes, progress), config)
+        return cls(config, dataset.classes, dataset.val, index, None)
+
+    @classmethod
+    def of_run(cls, folder: RunFolder, progress: Progress) -> "Validation":
+        """What the models of a run folder are scored on."""
+        config = folder.config()
+        if config.training.threads:
+            torch.set_num_threads(config.training.threads)
+        return (cls.of_server if folder.deployed else cls.of_simulation)(config, progress)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the networks live."""
+        return pick_device(self.config.training.device)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads the images to score."""
+        images = ScoredImages(self.split, self.config.evaluation.size)
+        return Reader(images, self.workers, self.device.type == "cuda")
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the images' names and labels."""
+        return sha256("\0".join(self.split.stems).encode() + self.index.pixels.tobytes()).hexdigest()
+
+    def network(self, label_space: LabelSpace) -> Segmenter:
+        """A network for that label space, about to be loaded."""
+        return build_network(self.config, label_space, self.device, "none")
+
+    def model(self, folder: RunFolder, name: str) -> tuple[Segmenter, LabelSpace]:
+        """A model of a run, and its label space."""
+        snapshot = folder.read_weights(name)
+        return load_model(self.config, snapshot, folder.path, self.device), snapshot.label_space
+
+    def readable(self, label_space: LabelSpace) -> LabelSpace:
+        """A label space with the classes' own names, where they travel as hashes."""
+        key = self.config.federation.private_names
+        own = {private(name, key) if key else name: name for name in self.classes}
+        if lost := [name for name in label_space.names if name not in own]:
+            raise UserError(
+                f"The data set has no class {lost[0]!r}, which the model knows: restore its classes' names."
+            )
+        return LabelSpace(tuple(tuple(own[name] for name in group) for group in label_space.groups))
+
+    def tasks_of(self, label_space: LabelSpace) -> tuple[tuple[str, ...], ...]:
+        """The classes of each task, or of each group that has entered so far."""
+        return self.tasks or groups(label_space)
+
+    def score(
+        self,
+        model: Segmenter,
+        label_space: LabelSpace,
+        view: View,
+        past: Iterable[ScoreRecord],
+        progress: Progress,
+        *,
+        round_: int,
+        task: int,
+        ends_task: bool | None = None,
+    ) -> ScoreRecord:
+        """IoU of every class and their means in one view; `past` are the run's scores so far."""
+        space = self.readable(label_space)
+        images = scored_images(view, self.classes, space, self.index.presence)
+        table = evaluation_table(self.classes, space)
+        spec, training = self.config.evaluation, self.config.training
+        matrix = evaluate(model, self.reader, images, self.index.sizes, table, view, spec, training, progress)
+        best: dict[str, float] = {}
+        for earlier in past:
+            if earlier.ends_task and earlier.view == view and earlier.task < task:
+                for name, value in earlier.iou.items():
+                    if name != "background" and value is not None:
+                        best[name] = max(best.get(name, 0.0), value)
+        ious, names = iou(matrix), ("background", *space.names)
+        means: dict[str, Any] = {**summary(ious, names[1:], self.tasks_of(space)[: task + 1], best)}
+        return ScoreRecord(
+            round=round_,
+            task=task,
+            ends_task=ends_task,
+            view=view,
+            images=len(images),
+            **means,
+            iou=dict(zip(names, ious, strict=True)),
+            to_background=dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
+            from_background=dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
+        )
+
+
+def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator[ScoreRecord]:
+    """Score again the models after every task of a run; nothing in the run folder changes."""
+    folder = RunFolder.open(path)
+    models, rounds = folder.last_models(), folder.rounds()
+    validation = Validation.of_run(folder, progress)
+    first = validation.config.world.rounds - 1  # of a first task that was taken over
+    past: list[ScoreRecord] = []
+    for task, name in models.items():
+        model, space = validation.model(folder, name)
+        last = max((record.round for record in rounds if record.task == task), default=first)
+        for view in views:
+            past.append(validation.score(model, space, view, past, progress, round_=last, task=task, ends_task=True))
+            yield past[-1]
+
+
+def groups(label_space: LabelSpace) -> tuple[tuple[str, ...], ...]:
+    """Of a label space that nobody announced: groups of classes that entered together, the first at least."""
+    return tuple(group for group in label_space.groups if group) or ((),)
+
+
+def _checked(index: Index, config: Config) -> Index:
+    if index.problems:
+        raise UserError(f"data.root = {config.data.root}: {index.problems[0]}")
+    return index
