@@ -197,7 +197,7 @@ def evaluate(
         progress: As for `fiss.run`.
 
     Returns:
-        One record for each task and view; `.to_pandas()` makes a table of them.
+        One record for each task and view; `.to_pandas()` where pandas is installed.
 
     Example:
         >>> fiss.evaluate("runs/demo/fbl", view="full")[-1].miou

@@ -144,18 +144,18 @@ def federation_table(status: "FederationStatus") -> Table:
     table = Table(title=str(status.folder), show_header=False, title_justify="left")
     stopping = ", ending after this round" if status.stopping else ""
     table.add_row("rounds finished", f"{len(status.rounds)}{stopping}")
-    table.add_row("classes", escape(", ".join(last.class_names or ()) if last else "") or "none yet")
+    table.add_row("classes", escape(", ".join((last.class_names if last else None) or ())) or "none yet")
     for name in status.project.sites:
         parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
         parts += ["in the present job" if name in job.sites and name not in job.missing else ""]
         took = [r.round + 1 for r in status.rounds if name in [reply.client for reply in r.replies]]
         parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
         table.add_row(name, ", ".join(part for part in parts if part))
-    moved = [(r.round + 1, ", ".join(map(str, r.transitions))) for r in status.rounds if r.transitions]
-    table.add_row("last transition", f"round {moved[-1][0]}: {moved[-1][1]}" if moved else "none yet")
+    moved = [(r.round + 1, map(str, r.transitions)) for r in status.rounds if r.transitions]
+    table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
     if last:
         table.add_row("last round", escape(describe_round(last)))
-    for score in status.scores:
+    if score := status.score:
         ious = ", ".join(f"{name} {value:.1f}" for name, value in score.iou.items() if value is not None)
         miou = "-" if score.miou is None else f"{score.miou:.1f}"
         table.add_row(f"mIoU after round {score.round + 1}", escape(f"{miou}: {ious}"))

@@ -157,7 +157,7 @@ class ServerEvaluator:
     def __init__(self, config: Config, progress: Progress) -> None:
         self.progress = progress
         self.validation = Validation.of_server(config, progress)
-        self.model = self.validation.network(LabelSpace(((),)))
+        self.model = build_network(config, LabelSpace(((),)), self.validation.device, "none")
         self.foreign: set[str] = set()
 
     def __call__(self, server: Server, round_: int, past: Iterable[ScoreRecord]) -> list[ScoreRecord]:

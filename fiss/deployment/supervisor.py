@@ -4,7 +4,7 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
-from fiss.runs.records import Records, RoundRecord, ScoreRecord
+from fiss.runs.records import RoundRecord, ScoreRecord
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
@@ -88,7 +88,7 @@ def stop(folder: Path) -> None:
 
 def finished_rounds(run: RunFolder) -> int:
     """How many rounds count."""
-    return len(run.records("rounds.jsonl", finished=True))
+    return len(run.rounds(finished=True))
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class FederationStatus:
     project: Project
     connected: Mapping[str, float] | None
     """Sites that the server sees now, and when each was last heard of; None if it does not answer."""
-    rounds: Records[RoundRecord]
-    """The finished ones."""
+    rounds: Sequence[RoundRecord]
+    """Records of the finished ones."""
     job: JobStatus
-    scores: Records[ScoreRecord]
-    """Those of the last model."""
+    score: ScoreRecord | None
+    """Record of the last one."""
     stopping: bool
 
 
@@ -118,11 +118,16 @@ def survey(folder: Path) -> FederationStatus:
     except Exception:  # no server, no FLARE: the run folder still says where it stands
         connected = None
     run = RunFolder(folder / "run")
-    rounds, scores = Records[RoundRecord](), Records[ScoreRecord]()
-    if (run.path / "state.json").is_file():
-        rounds, scores = run.rounds(finished=True), run.scores(finished=True)
-    last = Records(score for score in scores if score.round == scores[-1].round)
-    return FederationStatus(folder, project, connected, rounds, JobStatus.read(run), last, (run.path / STOP).exists())
+    scores = run.scores(finished=True)
+    return FederationStatus(
+        folder,
+        project,
+        connected,
+        run.rounds(finished=True),
+        JobStatus.read(run),
+        scores[-1] if scores else None,
+        (run.path / STOP).exists(),
+    )
 
 
 class _JobSeries:

@@ -21,7 +21,7 @@ from fiss.errors import UserError
 from fiss.monitors.accuracy import by_client, replay, total
 from fiss.monitors.rules import RULES
 from fiss.runs.folder import RunFolder
-from fiss.runs.records import Records, RoundRecord, ScoreRecord, probed
+from fiss.runs.records import Records, RoundRecord, ScoreRecord, pandas, probed
 from fiss.runs.run import Where, html_table, path_of
 
 
@@ -58,9 +58,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """As a pandas.DataFrame, where pandas is installed."""
-        import pandas
-
-        return pandas.DataFrame(self.rows, columns=self.head)
+        return pandas().DataFrame(self.rows, columns=self.head)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)

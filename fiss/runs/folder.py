@@ -143,8 +143,9 @@ class RunFolder:
 
     def scores(self, finished: bool = False) -> Records[ScoreRecord]:
         """Every evaluation; `finished`: only those that count."""
-        view = self.config().evaluation.views[0]
-        return read_scores(self.records("scores.jsonl", finished), str(self.path / "scores.jsonl"), view)
+        lines = self.records("scores.jsonl", finished)
+        view = self.config().evaluation.views[0] if lines else ""
+        return read_scores(lines, str(self.path / "scores.jsonl"), view)
 
     def ends(self, view: str = "") -> Records[ScoreRecord]:
         """The evaluations after each task, in one view or in all."""

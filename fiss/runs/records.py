@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from importlib import import_module
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,11 +29,15 @@ class Records(tuple[T, ...]):
 
     def to_pandas(self) -> Any:
         """A table with one row per record; nested values have columns of their own, such as `iou.disc`."""
-        try:
-            import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
-        except ImportError as error:
-            raise UserError("pandas is not installed: pip install pandas.") from error
-        return pandas.json_normalize([to_json(record) for record in self])
+        return pandas().json_normalize([to_json(record) for record in self])
+
+
+def pandas() -> Any:
+    """The library, where it is installed."""
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise UserError("pandas is not installed: pip install pandas.") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def scores(self) -> Records[ScoreRecord]:
-        """Every evaluation; `.to_pandas()` makes a table of them."""
+        """Every evaluation."""
         return self.folder.scores()
 
     @property
@@ -64,7 +64,9 @@ class Run:
 
     def snapshot(self, task: int = -1) -> Snapshot:
         """The weights after a task and their label space; -1: the newest, those after the last finished round."""
-        return self.folder.read_weights(f"task-{task}") if task != -1 else read_model(_newest(self.path))
+        if task == -1:
+            return read_model(_newest(self.path))
+        return self.folder.read_weights(self.folder.last_models().get(task, f"task-{task}"))
 
     def model(self, task: int = -1, device: str = "auto") -> Segmenter:
         """A network of this run.
@@ -84,10 +86,8 @@ class Run:
     def _repr_html_(self) -> str:
         """The scores after each task, for a notebook."""
         keys = ("miou", "old", "new", "base", "forgetting")
-        rows = []
-        for record in self.folder.ends():
-            values = [getattr(record, key) for key in keys]
-            rows.append((str(record.task), record.view, *("-" if v is None else f"{v:.1f}" for v in values)))
+        found = ((end, [getattr(end, key) for key in keys]) for end in self.folder.ends())
+        rows = [(str(end.task), end.view, *("-" if v is None else f"{v:.1f}" for v in means)) for end, means in found]
         state = "finished" if self.finished else "not finished"
         title = f"<p><b>{html.escape(str(self.path))}</b>, {state}; percent</p>"
         return title + html_table(("task", "view", *keys), rows)

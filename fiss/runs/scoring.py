@@ -29,9 +29,8 @@ from fiss.runs.folder import RunFolder
 from fiss.runs.records import ScoreRecord
 from fiss.runs.run import load_model
 from fiss.training.batches import Reader
-from fiss.training.device import pick_device
+from fiss.training.device import pick_device, use_device
 from fiss.training.evaluate import evaluate, scored_images
-from fiss.training.trainer import build_network
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Validation:
     def of_run(cls, folder: RunFolder, progress: Progress) -> "Validation":
         """What the models of a run folder are scored on."""
         config = folder.config()
-        if config.training.threads:
-            torch.set_num_threads(config.training.threads)
+        use_device(config.training)
         return (cls.of_server if folder.deployed else cls.of_simulation)(config, progress)
 
     @cached_property
@@ -92,10 +90,6 @@ class Validation:
     def digest(self) -> str:
         """Digest of the images' names and labels."""
         return sha256("\0".join(self.split.stems).encode() + self.index.pixels.tobytes()).hexdigest()
-
-    def network(self, label_space: LabelSpace) -> Segmenter:
-        """A network for that label space, about to be loaded."""
-        return build_network(self.config, label_space, self.device, "none")
 
     def model(self, folder: RunFolder, name: str) -> tuple[Segmenter, LabelSpace]:
         """A model of a run, and its label space."""

@@ -83,7 +83,7 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -
     shown = 0
     while True:
         ended = process.poll() is not None
-        records = RunFolder(out).scores(finished=True) if (out / "state.json").is_file() else ()
+        records = RunFolder(out).scores(finished=True)
         for record in records[shown:]:
             progress.scored(record)
         shown = len(records)

@@ -107,7 +107,7 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     assert scores[-1].iou.keys() == {"background", *run.rounds()[-1].class_names}
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     project, rounds = provisioning.Project("s", 1, ["a"]), run.rounds(finished=True)
-    status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1:], False)
+    status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1], False)
     table = federation_table(status)
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count

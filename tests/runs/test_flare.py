@@ -115,7 +115,7 @@ def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told):
 
     class Hears(Progress):
         def scored(self, record):
-            scores.append(record["round"])
+            scores.append(record.round)
 
     on_flare.simulate(config, tmp_path / "flare", 2, Hears())
     assert result(tmp_path / "flare") == result(plain)
