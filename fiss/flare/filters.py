@@ -7,6 +7,7 @@ filters sends its weights as a difference, and what a filter did not act on is n
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -54,7 +55,11 @@ def result_filters(fl_ctx: FLContext) -> Sequence[Filter]:
     """The filters of the site and of the job that FLARE is to give each answer to."""
     of_job = fl_ctx.get_prop(FLContextKey.RUNNER).task_result_filters
     filters: list[Filter] = get_filters(Scope.TASK_RESULT_FILTERS_NAME, fl_ctx, of_job, TASK, FilterKey.OUT)
-    if scope := fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT):
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    there = (Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT)) / "local" / "privacy.json").is_file()
+    if there and not (scope and scope.task_result_filters[FilterKey.OUT]):  # FLARE says nothing of unknown keys
+        raise UserError("local/privacy.json: no filters in it that FLARE knows of; remove it, or see docs/privacy.md.")
+    if scope:
         chains = [*scope.task_data_filters.values(), *scope.task_result_filters.values()]
         if idle := [type(f).__name__ for chain in chains for f in chain if f not in filters]:
             raise UserError(f"local/privacy.json: {idle}: only filters on task results that go out do anything here.")

@@ -294,6 +294,24 @@ def test_filters_on_what_the_server_sends_are_refused(tmp_path, caplog):
     refuses(tmp_path, caplog, "only filters on task results", [PERCENTILE], task_data_filters=[EXCLUDE])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"task_result_filters": [PERCENTILE]},
+        {"scopes": [{"name": "x", "task_results_filters": [PERCENTILE]}], "default_scope": "x"},
+    ],
+)
+def test_a_policy_that_flare_does_not_understand_is_refused(tmp_path, caplog, text):
+    stage(tmp_path, 0, ("a",))
+    kit = kit_of(tmp_path, "a")
+    (kit / "local" / "privacy.json").write_text(json.dumps(text))
+    with caplog.at_level(logging.ERROR):
+        _, left, missing = federation(tmp_path, config(), {"a": FlareSite(kit, config())})
+    assert "no filters in it" in caplog.text
+    assert "its log says why" in missing[0]
+    assert not any("text" in data for data in left)
+
+
 def test_a_difference_is_read_with_what_was_sent():
     sent = {"x": torch.randn(2, 3), "one": torch.tensor(0.5), "bn.running_var": torch.ones(2), "n": torch.tensor(7)}
     got = {"x": torch.randn(2, 3), "one": torch.tensor(0.7), "bn.running_var": torch.ones(2), "n": torch.tensor(9)}
