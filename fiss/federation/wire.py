@@ -35,6 +35,8 @@ class Message:
     text: str
     """JSON."""
     arrays: Arrays = field(default_factory=dict)
+    difference: bool = False
+    """Whether its floating-point arrays say how the weights changed, as privacy filters want them."""
 
 
 def from_probe(
@@ -116,17 +118,26 @@ def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
     return said, _memory(text)
 
 
-def from_reply(reply: Reply, memory: Memory | None = None, transfer: str = "float32") -> Message:
-    """All that a site says when it has trained."""
+def from_reply(
+    reply: Reply, memory: Memory | None = None, transfer: str = "float32", sent: Weights | None = None
+) -> Message:
+    """All that a site says when it has trained. Its weights travel as they are; as a difference from those that it was
+    `sent`, in full length, if these are given."""
+    transfer = transfer if sent is None else "float32"
+    weights = reply.weights if sent is None else _changes(reply.weights, sent)
     text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name != "weights"}
     text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
-    return Message(json.dumps(text), _arrays(reply.weights, "model", transfer))
+    return Message(json.dumps(text), _arrays(weights, "model", transfer), difference=bool(weights) and sent is not None)
 
 
-def to_reply(message: Message) -> tuple[Reply, Memory | None]:
-    """What a server hears."""
+def to_reply(message: Message, sent: Weights | None = None, transfer: str = "float32") -> tuple[Reply, Memory | None]:
+    """What a server hears of a site that it `sent` those weights, in the type of that name."""
     text = _read(message, "reply")
     memory, model = _memory(text), _weights(message.arrays, "model", text["transfer"])
+    if message.difference:
+        if sent is None:
+            raise UserError("It sends a difference, and nobody knows from what.")
+        model = _changed(rounded(sent, transfer), model)
     del text["kind"], text["memory"], text["transfer"]
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
     if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
@@ -185,6 +196,28 @@ def rounded(weights: Weights, transfer: str) -> Weights:
     """As they are after the way; what does not travel shorter is the same tensor."""
     short = SHORT.get(transfer)
     return {k: t.to(short).to(t.dtype) if short and t.dtype == torch.float32 else t for k, t in weights.items()}
+
+
+def _changes(got: Weights, sent: Weights) -> Weights:
+    """What is no vector becomes one: filters let single numbers pass."""
+    return {
+        name: (tensor.cpu().float() - sent[name].cpu().float()).reshape(tensor.shape or (1,))
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in got.items()
+    }
+
+
+def _changed(sent: Weights, changes: Weights) -> Weights:
+    """What a filter took out stays as it was; a variance that its noise made negative becomes zero."""
+    weights = dict(changes)
+    for name, tensor in sent.items():
+        if tensor.is_floating_point():
+            tensor = tensor.detach().cpu()
+            if name in changes:
+                tensor = (tensor.float() + changes[name].reshape(tensor.shape)).to(tensor.dtype)
+            weights[name] = tensor.clamp(min=0) if name.endswith("running_var") else tensor
+    return weights
 
 
 def _arrays(weights: Weights, prefix: str, transfer: str) -> Arrays:

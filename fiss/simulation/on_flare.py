@@ -105,8 +105,10 @@ def run_server(transport: "Transport", config: str, out: str) -> None:
         experiment.start(read_toml(Path(config)), Path(out), Progress(), connect)
 
 
-def client_worker(folder: Path, config: str) -> Callable[[Message], Message]:
+def client_worker(folder: Path, config: str, differences: bool) -> Callable[[Message], Message]:
     """At FLARE's sites: a function that answers for any simulated client."""
+    if differences:
+        raise UserError("Simulated clients have no privacy filters.")
     scenario = open_scenario(read_toml(Path(config)), Progress())
     student = scenario.network(scenario.boundaries.first_space)
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
