@@ -113,7 +113,7 @@ def _decode(path: Path, kind: str) -> Image.Image:
 
 def _turned(image: Image.Image) -> Image.Image:
     try:
-        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error):
         return image  # EXIF data that nobody can read
     return image if turn is None else image.transpose(turn)

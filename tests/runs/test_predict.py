@@ -70,6 +70,14 @@ def test_the_mask_of_a_photo_that_is_shown_turned_has_the_size_that_people_see(r
         assert Image.open(tmp_path / "out" / folder / "photo.png").width == 40
 
 
+def test_a_mask_on_a_full_disk_is_named(run, tmp_path):
+    photo = save(tmp_path / "photo.png", picture(40, 60))
+    (tmp_path / "overlays").mkdir()
+    (tmp_path / "overlays" / "photo.png").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*/overlays/photo\.png"):
+        predict.write(predict.Predictor(run, "cpu"), [photo], tmp_path, Progress())
+
+
 def test_a_model_file_needs_its_config(run, tmp_path):
     file = shutil.copy(run / "weights" / "task-0.safetensors", tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"config\.toml"):
