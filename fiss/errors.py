@@ -1,7 +1,9 @@
 """Every error a user can cause. The command line prints such an error as one line and exits with code 2."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -13,6 +15,16 @@ class UserError(Exception):
         ... except fiss.UserError as error:
         ...     print(error)
     """
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An error of the disk names the file; the system leaves it out when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -1,6 +1,7 @@
 """The command line: parses, calls the API, prints. What is heavy is imported inside the commands, so that --help
 answers at once."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -263,5 +264,16 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder that may not be written
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}{_going_on(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _going_on(error: OSError) -> str:
+    """What to do about a run that met a full disk."""
+    from fiss.runs.folder import RunFolder
+
+    folders = Path(error.filename or "").parents if error.errno in (errno.ENOSPC, errno.EDQUOT) else ()
+    run = next((folder for folder in folders if (folder / "config.toml").is_file()), None)
+    if run is None or (run / "sites.json").is_file() or RunFolder(run).finished():
+        return ""
+    return f". No finished round is lost: make room, then `fiss resume {run}` goes on."

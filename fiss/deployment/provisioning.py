@@ -226,4 +226,4 @@ def _furnish(kit: Path) -> None:
         rules["permissions"] = {"project_admin": allowed}  # nobody reads a site's files or brings code to it
         write_atomically(kit / "local" / "authorization.json", json.dumps(rules, indent=1).encode())
         write_atomically(kit / "local" / "privacy.json.sample", json.dumps(PRIVACY, indent=1).encode())
-        (kit / "site.toml").write_text(TEMPLATE, encoding="utf-8")
+        write_atomically(kit / "site.toml", TEMPLATE.encode())

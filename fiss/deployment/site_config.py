@@ -9,7 +9,7 @@ import tomlkit
 
 from fiss.config.section import build
 from fiss.data.folder import read_classes
-from fiss.errors import UserError, unknown
+from fiss.errors import UserError, unknown, writing
 from fiss.training.device import pick_device
 
 
@@ -98,7 +98,8 @@ def write_site(
     document = tomlkit.parse(path.read_text(encoding="utf-8"))  # keeps comments, and what else was written
     document.update({key: value for key, value in given.items() if value is not None})
     part = path.with_name("site.toml.part")
-    part.write_text(tomlkit.dumps(document), encoding="utf-8")
+    with writing(path):
+        part.write_text(tomlkit.dumps(document), encoding="utf-8")
     spec = read_site(part)
     part.replace(path)
     return spec

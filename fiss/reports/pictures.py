@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fiss.config.presets import label
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.data.transforms import TrainingImages, normalise, stack
-from fiss.errors import UserError
+from fiss.errors import UserError, writing
 from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
@@ -69,7 +69,8 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
-    figure.savefig(out)
+    with writing(out):
+        figure.savefig(out)
 
 
 def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:

@@ -22,7 +22,7 @@ from fiss.config.presets import choose
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.progress import Progress
-from fiss.runs.folder import RunFolder
+from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.run import Run
 from fiss.simulation.scenario import is_announced
@@ -274,7 +274,7 @@ def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
         words = ["resume", str(job.folder)]
     else:
         file = _log(job).with_name(f"{job.folder.name}.toml")
-        file.write_text(to_toml(job.config), encoding="utf-8")
+        write_atomically(file, to_toml(job.config).encode())
         words = ["run", str(file), "--out", str(job.folder)]
     threads = max(1, (os.cpu_count() or 1) // parallel)
     variables = os.environ | ({"OMP_NUM_THREADS": str(threads)} if parallel > 1 else {})
