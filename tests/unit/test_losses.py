@@ -1,7 +1,7 @@
 """Every loss against the slow loops of slow.py, its gradient against finite differences, and its limit cases."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import slow
@@ -432,6 +432,35 @@ def test_the_largest_class_weight_is_bounded():
     arguments = *sums(case, case.logits), mean, "moved"
     values = [float(relation.relation_consistency(*arguments, most, False)) for most in (0.1, 10.0)]
     assert values[0] < values[1]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("nats", [20, 40, 60, 75])
+def test_a_class_that_has_collapsed_is_pulled_back(nats, kind):
+    """The teacher is sure of class 1 at its pixels, the student gives it next to nothing there."""
+    case = make("second task")
+    labels = torch.ones_like(case.labels)
+    teacher = torch.zeros_like(case.teacher)
+    teacher[:, 1] = 3.0
+    logits = torch.zeros_like(case.logits, dtype=kind)
+    logits[:, 1] -= nats
+    case = replace(case, logits=logits, teacher=teacher.to(kind), labels=labels)
+    mean = balance(case, torch.ones(labels.shape, dtype=kind))
+
+    def value(z):
+        return relation.relation_consistency(*sums(case, z), mean, "moved", 10.0, False)
+
+    arguments = (logits.double(), teacher, labels, case.old, 0.0, case.groups, "moved", 10.0, False)
+    assert float(value(logits)) == pytest.approx(slow.relation_consistency(*arguments), rel=1e-5)
+    logits = logits.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(logits), logits)
+    own = teacher.softmax(1)[0, 1, 0, 0]  # raising its logits lowers the loss by what the teacher gives it
+    assert float(gradient[:, 1].sum()) == pytest.approx(-float(own), rel=1e-5)
+    for _ in range(300):
+        (gradient,) = torch.autograd.grad(value(logits), logits)
+        logits = (logits.detach() - 30.0 * gradient).requires_grad_()
+    found = logits.detach().softmax(1)[:, 1].mean()
+    assert float(found) == pytest.approx(float(own), abs=0.05)
 
 
 def test_relation_consistency_is_zero_for_a_student_that_agrees():
