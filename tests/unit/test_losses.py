@@ -265,21 +265,49 @@ def test_exact_thresholds_of_nothing():
     assert one.tolist() == pytest.approx([-1.0, 0.3, -1.0])
 
 
+def streamed(values, classes, proportion, channels=5, batch=3000):
+    """Thresholds from batches."""
+    edges = pseudo.edges(channels, values.device)
+    histogram = sum(
+        pseudo.tally(v, c, torch.ones_like(c, dtype=torch.bool), channels, edges)
+        for v, c in zip(values.split(batch), classes.split(batch), strict=True)
+    )
+    assert int(histogram.sum()) == len(values)
+    return pseudo.streamed_thresholds(histogram, edges, proportion)
+
+
 @pytest.mark.parametrize("proportion", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("seed", range(5))
 def test_streamed_thresholds_accept_what_was_asked_to_a_percentage_point(seed, proportion):
     values, classes = drawn_entropies(seed, 20000)
-    edges = pseudo.edges(5, values.device)
-    histogram = sum(
-        pseudo.tally(v, c, torch.ones_like(c, dtype=torch.bool), 5, edges)
-        for v, c in zip(values.split(3000), classes.split(3000), strict=True)
-    )
-    assert int(histogram.sum()) == 20000
-    found = pseudo.streamed_thresholds(histogram, edges, proportion)
+    found = streamed(values, classes, proportion)
     for k in range(4):
         own = values[classes == k]
-        assert abs(float((own <= found[k]).double().mean()) - proportion) < 0.01
+        assert 0 <= float((own < found[k]).double().mean()) - proportion < 0.01
     assert found[4] == -1.0
+
+
+@pytest.mark.parametrize("proportion", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("sure", [5.0, 15.0, 20.0, 40.0, 70.0])
+def test_streamed_thresholds_of_a_very_confident_teacher(sure, proportion):
+    """Its entropies go far below 1e-7."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 5, 100, 100, generator=random)
+    logits[:, 0] += sure
+    values, classes = (part.flatten() for part in output(logits).entropy)
+    found = streamed(values, classes, proportion)
+    own = values[classes == 0]
+    assert 0 <= float((own < found[0]).double().mean()) - proportion < 0.015
+
+
+@pytest.mark.parametrize("entropy", [0.0, 1e-45, 1e-37, 1e-7, 0.01, 0.5, math.log(5)])
+def test_equal_entropies_are_accepted_together(entropy):
+    values, classes = torch.full((1000,), entropy), torch.zeros(1000, dtype=torch.long)
+    for proportion in (0.01, 0.2, 0.999):
+        assert (values < streamed(values, classes, proportion)[0]).all()
+    values[:300] = 2 * entropy if entropy < 0.4 else entropy / 2  # and some that are not equal
+    found = streamed(values, classes, 0.2)[0]
+    assert int((values < found).sum()) == (300 if values[0] < values[-1] else 700 if entropy > 1e-40 else 1000)
 
 
 def test_pixels_that_do_not_count_are_not_tallied():

@@ -18,6 +18,7 @@ from fiss.config.config import from_dict, to_dict
 from fiss.errors import UserError
 from fiss.federation.spec import TaskSpec
 from fiss.labels import LabelSpace
+from fiss.losses import pseudo
 from fiss.losses.distillation import unbiased_cross_entropy
 from fiss.methods.base import Step
 from fiss.methods.fbl import FBL
@@ -245,7 +246,7 @@ def test_what_becomes_of_rejected_pixels():
     classes = torch.randint(0, 4, (2, 32, 32))
     for method, rejected in ((FBL(), 255), (methods.find("fbl-paper"), 0)):
         step = certain_teacher(method, classes, confidence=2.0)
-        step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
+        step.state["histogram"] = torch.zeros(4, sum(pseudo.BINS), dtype=torch.long)
         if method.needs_preview:
             step.state.update(looked=0, seen=[(torch.tensor([1e-9] * 4), torch.arange(4))])
         else:
@@ -264,7 +265,7 @@ def test_rejected_pixels_may_be_background_or_old(name):
     step = certain_teacher(method, torch.randint(0, 4, (2, 32, 32)), confidence=2.0)
     step.labels_BHW[0, :8] = 4  # a new class
     step.labels_BHW[1, :4] = 255
-    step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
+    step.state["histogram"] = torch.zeros(4, sum(pseudo.BINS), dtype=torch.long)
     step.state["histogram"][:, 0] = 10**9
     terms = method.losses(step)
     background = torch.where(step.labels_BHW == 4, 255, step.labels_BHW)
