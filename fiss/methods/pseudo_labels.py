@@ -28,7 +28,7 @@ class PseudoLabelled(Method, ABC):
     entropy_of: Literal["teacher", "student"] = "teacher"
     """Whose entropy decides; the paper says the student's, the published code takes the teacher's."""
     counted: Literal["background", "all"] = "background"
-    """Pixels whose entropies make the thresholds: those labelled background, or all."""
+    """Pixels whose entropies make the thresholds: those labelled background, or all that are not ignored."""
     rejected: Literal["ignore", "background", "old"] = "ignore"
     """What a background pixel becomes whose pseudo label is not accepted: ignored; background; or, which is neither the
     paper's nor the published code's, background or any old class, as all background is to MiB. The last takes a
