@@ -117,15 +117,16 @@ def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str]
 
 def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
-    learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
-    no pseudo labels, there was no second task, or the images are the sites' own."""
+    learns from in its last epoch (white: ignored), the student being the model after the task. Thresholds come from
+    these images alone. None where the method makes no pseudo labels, there was no second task, or the images are the
+    sites' own."""
     config, models = folder.config(), folder.last_models()
     method = config.method
     if not isinstance(method, PseudoLabelled) or len(models) < 2 or folder.deployed:
         return None
     scenario, task = open_scenario(config, Progress()), max(models)  # its notices were given when it ran
-    model, known = scenario.validation.model(folder, models[task - 1])
-    space = scenario.validation.readable(folder.read_weights(models[task]).label_space)
+    (teacher, known), (student, space) = (scenario.validation.model(folder, models[t]) for t in (task - 1, task))
+    space = scenario.validation.readable(space)
     holding = next((held for (t, _), held in scenario.plan.holdings.items() if t == task and held.images), None)
     if holding is None:
         return None
@@ -136,10 +137,10 @@ def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] |
     colours, rows = colours_of(len(scenario.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
     with torch.no_grad():
-        images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], model.divisor)
-        output = model(normalise(images))
+        images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], student.divisor)
+        batch = normalise(images)
         rounds = config.world.rounds * config.training.epochs_in(task == 0)
-        step = Step(labels, output, output, space, known.channels, rounds - 1, {})
+        step = Step(labels, student(batch), teacher(batch), space, known.channels, rounds - 1, {})
         if method.needs_preview:
             method.preview(step)
         given, _ = method.relabel(step)
