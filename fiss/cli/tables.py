@@ -25,7 +25,7 @@ def listed(title: str, head: Iterable[str], rows: Iterable[Sequence[str]], right
     """A table of strings, which are no markup; columns from number `right` on hold numbers."""
     table = Table(title=title, title_justify="left", caption_justify="left", **more)
     for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i >= right else "left", overflow="fold")
+        table.add_column(name, justify="right" if i >= right else "left")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -69,7 +69,10 @@ def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
 def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
     """Print a table of strings, and what is to be said about it."""
     console = Console()
-    console.print(listed(comparison.title, comparison.head, comparison.rows, 1, caption=caption))
+    table = listed(comparison.title, comparison.head, comparison.rows, 1, caption=caption)
+    for column in table.columns:
+        column.overflow = "fold"
+    console.print(table)
     for note in comparison.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
 
