@@ -175,15 +175,13 @@ def predict(
     classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
 ) -> None:
     """Segment new images: masks, and overlays with the classes' names."""
-    from rich.console import Console
-
     from fiss.cli.tables import prediction_table
     from fiss.data.dataset import files_by_stem
     from fiss.predict import write
-    from fiss.reports.display import Display
+    from fiss.reports.display import shown
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
-    with Display(Console()) as display:
+    with shown(True) as display:
         show(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
 
 
@@ -252,8 +250,7 @@ def _stoppable() -> Iterator[None]:
 def _closing(run: "fiss.Run") -> None:
     from fiss.cli.tables import closing
 
-    for line in closing(run):
-        show(line)
+    show(*closing(run))
 
 
 def main() -> None:

@@ -49,10 +49,7 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    colours = colours_of(len(opened[0].classes) + 1)
-    for row, i in enumerate(images):
-        picture, mask = opened[0].split.read(i)
-        tiles = [picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)]
+    for row, tiles in enumerate(_beside(opened[0], images, seen)):
         for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
             axes = figure.add_subplot(grid[row, column])
             axes.imshow(tile, interpolation="nearest")
@@ -107,12 +104,16 @@ def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str]
     validation = Validation.of_run(folder, progress)
     images = _chosen(validation, folder, models[max(models)])[:3]
     seen = [_predictions(validation, folder, name, images) for name in models.values()]
-    colours = colours_of(len(validation.classes) + 1)
-    rows = []
-    for row, i in enumerate(images):
+    return ["image", "truth", *(f"task {task}" for task in models)], _beside(validation, images, seen)
+
+
+def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
+    """By image: the image, the truth, and what each of several models sees in it."""
+    colours, rows = colours_of(len(validation.classes) + 1), []
+    for i, *labels in zip(images, *seen, strict=True):
         picture, mask = validation.split.read(i)
-        rows.append([picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)])
-    return ["image", "truth", *(f"task {task}" for task in models)], rows
+        rows.append([picture, *(paint(ids.astype(np.int64), colours) for ids in (mask, *labels))])
+    return rows
 
 
 def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
