@@ -337,10 +337,10 @@ def test_privacy_filters_act_on_what_leaves_or_nothing_does(tmp_path):
     assert np.abs(changes).max() <= 0.001 * json.loads(heard["a"]["text"])["steps"] * 1.0001
     assert 0.4 < (changes == 0).mean() < 0.75
     assert [path.name for path in (tmp_path / "b").iterdir() if path.suffix == ".json"] == ["probe_result.json"]
-    assert sorted(reply["site"] for reply in record["replies"]) == ["a", "c"]
-    assert "its log says why" in record["missing"]["b"]
+    assert sorted(reply.client for reply in record.replies) == ["a", "c"]
+    assert "its log says why" in record.missing["b"]
     assert "filters ['StatisticsPrivacyFilter'] are asked for, and [] acted" in logs
-    assert not record["refused"]
+    assert not record.refused
 
 
 # Without a network
