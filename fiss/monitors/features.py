@@ -49,9 +49,9 @@ def likeness(rows: Rows) -> Rows:
     as wide as their median."""
     rows = rows - rows.mean(0)
     rows /= np.maximum(rows.std(0), 1e-4)
-    left, scale, _ = np.linalg.svd(rows, full_matrices=False)
-    weights = scale**2 / (scale**2 + max(np.mean(scale**2), 1e-12))
-    inner = left * weights @ left.T
+    products = rows.T @ rows
+    ridge = max(np.trace(products) / min(rows.shape), 1e-12)
+    inner = rows @ np.linalg.solve(products + ridge * np.eye(len(products)), rows.T)
     squares = np.diag(inner)[:, None] + np.diag(inner) - 2 * inner
     return np.asarray(np.exp(-squares / max(np.median(squares), 1e-12)))
 
