@@ -1,9 +1,10 @@
 """Every error a user can cause. The command line prints such an error as one line and exits with code 2."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -34,3 +35,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     shown = names if len(names) <= 60 else [*names[:60], f"... ({len(names)} in all)"]
     return UserError(f"Unknown {kind} '{name}'.{hint} Known: {', '.join(shown)}.")
+
+
+def check_fields(where: str, spec: object, wanted: str, fine: Callable[[Any], bool], *names: str) -> None:
+    """Refuse fields of a spec whose values are not `wanted`; `where` comes before their names."""
+    for name in names:
+        if not fine(value := getattr(spec, name)):
+            raise UserError(f"{where}{name} = {value}: must be {wanted}.")
+
+
+def check_least(where: str, spec: object, least: int, *names: str) -> None:
+    """Refuse fields of a spec that are less than that."""
+    check_fields(where, spec, f"{least} or more", lambda value: value >= least, *names)
