@@ -355,17 +355,18 @@ def test_features_fire_when_what_is_labelled_looks_otherwise(trainer):
             image[8:24, 8:24], mask[8:24, 8:24], mask[:2] = level, 1 if i < 40 else 3, 255
             return image, mask
 
+    space = LabelSpace(((), ("disc", "ring"), ("square",)))  # others know it already
     trainer.plain_reader = Reader(ScoredImages(Drawn(), 32), 0, False)
-    _, memory = ask(trainer, Memory(), range(20), (1,), 0, name="features")
-    said, memory = ask(trainer, memory, range(20, 40), (1,), 1, name="features")
+    _, memory = ask(trainer, Memory(), range(20), (1,), 0, space, "features")
+    said, memory = ask(trainer, memory, range(20, 40), (1,), 1, space, "features")
     assert not said.transition  # others of the same kind
-    said, few = ask(trainer, memory, range(39, 41), (3,), 2, name="features")
+    said, few = ask(trainer, memory, range(39, 41), (3,), 2, space, "features")
     assert not said.transition
     assert few.looks == memory.looks  # one more is too few to tell, and to compare the next with
-    said, grown = ask(trainer, few, [*range(20, 40), *range(40, 44)], (1, 3), 3, name="features")
+    said, grown = ask(trainer, few, [*range(20, 40), *range(40, 44)], (1, 3), 3, space, "features")
     assert said.transition  # four more in a folder of twenty that were there
     assert grown.evidence["chance"] == 0.001
-    said, _ = ask(trainer, grown, [*range(20, 40), *range(40, 44)], (1, 3), 4, name="features")
+    said, _ = ask(trainer, grown, [*range(20, 40), *range(40, 44)], (1, 3), 4, space, "features")
     assert not said.transition
 
 
