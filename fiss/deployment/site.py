@@ -99,7 +99,8 @@ class SiteClient:
         contents = self.site_folder.rescan()
         self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in contents.classes) if self.key else contents.classes
-        return Site(classes, contents.images, contents.labelled, self.config.seed, mark=contents.checksum)
+        seed, mark = self.config.seed, contents.checksum
+        return Site(classes, contents.images, contents.labelled, seed, mark=mark, held=contents.held)
 
     def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
         probe, _ = wire.to_probe(message)
@@ -117,7 +118,7 @@ class SiteClient:
         known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
         site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
         epochs = read_epochs(order, site, self.config.method, self.trainer)
-        before = memory.probed or memory.settled
+        before = memory.now if order.heard is not None else memory.probed or memory.settled
         reply, now = answer_order(order, before, site, self.config.method, self.trainer, epochs, self.progress)
         replace(memory, now=now).write(self.path)
         return wire.from_reply(reply, transfer=self.config.federation.transfer)

@@ -27,7 +27,8 @@ class FeatureSpec:
     """Which features."""
 
     maps: tuple[str, ...] = ("decoder", "encoder")
-    """In this order: decoder, encoder (its last map, after the activation), stage1, stage2, ..."""
+    """In this order: decoder, encoder (its last map, after the activation), stage1, stage2, ...
+    or from the last one stage-1, stage-2, ..."""
     stride: int = 16
     """Pixels along the side of a cell."""
     random: int = 0
@@ -88,8 +89,15 @@ def _uniform(rows: int, columns: int, seed: int, name: str) -> Tensor:
 
 def trunk_maps(output: Output) -> dict[str, Tensor]:
     """What one forward pass offers, by name."""
-    stages = {f"stage{i}": stage for i, stage in enumerate(output.stages, 1)}
-    return {"decoder": output.decoded_BDhw, "encoder": output.encoded_BDhw, **stages}
+    return named_maps(output.decoded_BDhw, output.encoded_BDhw, output.stages)
+
+
+def named_maps(decoded_BDhw: Tensor, encoded_BDhw: Tensor, stages: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The maps of a trunk, by name; stages by their place from the first or, negative, from the last."""
+    places = {f"stage{i}": s for i, s in enumerate(stages, 1)} | {
+        f"stage{-i}": s for i, s in enumerate(stages[::-1], 1)
+    }
+    return {"decoder": decoded_BDhw, "encoder": encoded_BDhw, **places}
 
 
 def feature_map(maps: Mapping[str, Tensor], spec: FeatureSpec, layers: FixedLayers, size: tuple[int, int]) -> Tensor:
