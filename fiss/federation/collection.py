@@ -145,7 +145,9 @@ def _count(
             size = (pictures.shape[-2], pictures.shape[-1])
             with torch.inference_mode(), autocast(trainer.spec, trainer.device):
                 features = head.map(*student.runs_with(pictures), size)
-                accumulator.add_images(features, cell_shares(labels, space.channels, head.spec.grid(*size)))
+                accumulator.add_images(
+                    features, cell_shares(labels, space.channels, (features.shape[2], features.shape[3]))
+                )
             progress.step(len(pictures), None)
     sums = accumulator.sums()
     sums = Sums.from_tensors(sums.tensors(collection.dtype), sums.cells, sums.images)

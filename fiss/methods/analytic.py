@@ -30,16 +30,16 @@ class Analytic(Method):
     trunk_rounds: int = 0
     """Rounds in which it is trained; classes that arrive meanwhile train with it. 0: as long as the first task lasts,
     and where tasks are not told `training.horizon` rounds."""
-    maps: tuple[str, ...] = ("decoder", "encoder", "stage-2")
+    maps: tuple[str, ...] = ("decoder", "stages")
     """The features, of these maps of the network: decoder, encoder (its last map), stage1, stage2, ... from the first,
-    stage-1, stage-2, ... from the last."""
-    stride: int = 16
-    """Pixels along the side of a cell in which features are counted and classified."""
+    stage-1, stage-2, ... from the last; stages: all of these."""
+    stride: int = 0
+    """Pixels along the side of a cell in which features are counted and classified; 0: the decoder's own cells."""
     random: int = 0
     """Width of a fixed random layer with ReLU over the features; 0: none."""
     projection: int = 0
     """Dimensions of a fixed random projection of the features, to send less; 0: none."""
-    augmented: int = 1
+    augmented: int = 0
     """Augmented views of every image that are counted besides the plain one."""
     shrinkage: float = 0.01
     """What is added to the diagonal of the scatter within classes, as a part of its mean."""
@@ -52,7 +52,7 @@ class Analytic(Method):
     """As what sums travel."""
 
     def __post_init__(self) -> None:
-        least = {"trunk_rounds": 0, "stride": 1, "random": 0, "projection": 0, "augmented": 0}
+        least = {"trunk_rounds": 0, "stride": 0, "random": 0, "projection": 0, "augmented": 0}
         for key, value in least.items():
             if getattr(self, key) < value:
                 raise UserError(f"method.{key} = {getattr(self, key)}: must be {value} or more.")

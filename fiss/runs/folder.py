@@ -8,6 +8,7 @@ that did not finish, and is cut off on resume.
     rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
     state.json      where the run stands, and every client's memory
     origin.json     program, machine and time, for each time it was begun or gone on with
+    ledger-N.safetensors    sums by client, where features are added up
     weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
 """
 
@@ -24,12 +25,12 @@ from typing import Any
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import config_digest
 from fiss.errors import UserError
-from fiss.federation.messages import Collected, Memory, Server, Snapshot
+from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.runs.lock import locked
 from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
-from fiss.statistics.ledger import Ledger
+from fiss.runs.sums import SumsFiles
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
@@ -50,7 +51,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._ledger: tuple[Ledger | None, str, str] = (None, "", "")  # the last one written, its name and digest
+        self.sums = SumsFiles(path)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunFolder":
@@ -189,9 +190,9 @@ class RunFolder:
             "memories": {str(client): _remembered(memory) for client, memory in sorted(state.memories.items())},
         }
         if server.collected is not None:
-            record["collected"] = self._write_ledger(server.collected, state.next_round)
+            record["collected"] = self.sums.write(server.collected, state.next_round)
         write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
-        self._clear_ledgers(record)
+        self.sums.clear(record.get("collected", {}))
         weights_folder = self.path / "weights"
         for old in sorted(weights_folder.glob("round-*.safetensors"))[:-keep]:
             old.unlink()
@@ -231,7 +232,7 @@ class RunFolder:
             if record.get("teacher"):  # earlier versions kept that of announced tasks apart
                 before = [*before, record["teacher"]]
             taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
-            collected = self._read_ledger(record["collected"]) if "collected" in record else None
+            collected = self.sums.read(record["collected"]) if "collected" in record else None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name, digest)
@@ -245,7 +246,7 @@ class RunFolder:
             {client: kept[known] for client, known in taught.items()},
             collected,
         )
-        self._clear_ledgers(record)
+        self.sums.clear(record.get("collected", {}))
         return State(next_round, server, memories, finished)
 
     def finished(self) -> bool:
@@ -258,36 +259,6 @@ class RunFolder:
             return dict(json.loads((self.path / "state.json").read_bytes()))
         except (OSError, ValueError, TypeError):
             return {}
-
-    # Sums
-
-    def _write_ledger(self, collected: Collected, round_: int) -> dict[str, Any]:
-        """What state.json says of the sums; the file is written if they are not those of the last round."""
-        if collected.ledger is not None and collected.ledger is not self._ledger[0]:
-            path = self.path / f"ledger-{round_:04d}.safetensors"
-            collected.ledger.save(path)
-            self._ledger = (collected.ledger, path.name, _digest(path))
-        heard = {str(client): round_ for client, round_ in sorted(collected.heard.items())}
-        there = {"ledger": self._ledger[1], "sha256": self._ledger[2]} if collected.ledger is not None else {}
-        return {"took_part": list(collected.took_part), "heard": heard, **there}
-
-    def _read_ledger(self, record: Mapping[str, Any]) -> Collected:
-        """The sums of the last round."""
-        took_part = tuple(int(client) for client in record["took_part"])
-        heard = {int(client): int(round_) for client, round_ in record["heard"].items()}
-        if "ledger" not in record:
-            return Collected(took_part, heard)
-        path = self.path / str(record["ledger"])
-        if path.is_file() and _digest(path) != record["sha256"]:
-            raise UserError(f"{path}: damaged, its digest is not the one in state.json.")
-        self._ledger = (Ledger.load(path), path.name, str(record["sha256"]))
-        return Collected(took_part, heard, self._ledger[0])
-
-    def _clear_ledgers(self, record: Mapping[str, Any]) -> None:
-        """Nothing but those that the state names is needed."""
-        for path in self.path.glob("ledger-*.safetensors*"):
-            if path.name != record.get("collected", {}).get("ledger"):
-                path.unlink()
 
     # Weights
 
@@ -358,11 +329,6 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _remembered(memory: Memory) -> dict[str, Any]:
     """A client's memory as it stands in state.json."""
     return {k: v for k, v in asdict(memory).items() if k != "counted" or v}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> int:

@@ -28,7 +28,7 @@ class FeatureSpec:
 
     maps: tuple[str, ...] = ("decoder", "encoder")
     """In this order: decoder, encoder (its last map, after the activation), stage1, stage2, ...
-    or from the last one stage-1, stage-2, ..."""
+    or from the last one stage-1, stage-2, ...; stages: all of these."""
     stride: int = 16
     """Pixels along the side of a cell."""
     random: int = 0
@@ -46,10 +46,12 @@ class FeatureSpec:
 
     def chosen(self, known: Mapping[str, object]) -> tuple[str, ...]:
         """The names of its maps, all of them known."""
+        found: list[str] = []
         for name in self.maps:
-            if name not in known:
-                raise unknown("feature map", name, known)
-        return self.maps
+            if name not in known and name != "stages":
+                raise unknown("feature map", name, [*known, "stages"])
+            found += [key for key in known if key[5:].isdecimal()] if name == "stages" else [name]
+        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)

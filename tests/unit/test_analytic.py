@@ -216,6 +216,6 @@ def test_who_is_asked():
 def test_fields_are_checked():
     assert find("analytic").collection.trunk_rounds is None
     assert Analytic(trunk="pretrained", trunk_rounds=4).collection.trunk_rounds == 0
-    for fields, says in (({"stride": 0}, "method.stride"), ({"shrinkage": 0.0}, "above 0"), ({"maps": ()}, "one map")):
+    for fields, says in (({"stride": -1}, "method.stride"), ({"shrinkage": 0.0}, "above 0"), ({"maps": ()}, "one map")):
         with pytest.raises(UserError, match=says):
             Analytic(**fields)
