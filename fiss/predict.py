@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fiss.data.dataset import Bytes, read_image, read_lines
 from fiss.data.transforms import normalise
-from fiss.errors import UserError
+from fiss.errors import UserError, writing
 from fiss.federation.private_names import private
 from fiss.models.segmenter import Segmenter, pad
 from fiss.progress import Progress
+from fiss.runs.folder import write_atomically
 from fiss.runs.run import Where, load_model, open_model
 from fiss.training.device import pick_device
 
@@ -175,12 +176,13 @@ def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Pro
         if not records:
             for folder in ("masks", "overlays"):
                 (out / folder).mkdir(parents=True, exist_ok=True)
-            (out / "classes.txt").write_text("\n".join(predictor.names[1:]) + "\n", encoding="utf-8")
+            write_atomically(out / "classes.txt", ("\n".join(predictor.names[1:]) + "\n").encode())
         seen = predictor(image)
         mask = Image.fromarray(seen.mask, "P")
         mask.putpalette(colours.tobytes())
-        mask.save(out / "masks" / f"{path.stem}.png")
-        overlay(image, seen, colours).save(out / "overlays" / f"{path.stem}.png")
+        for folder, drawn in (("masks", mask), ("overlays", overlay(image, seen, colours))):
+            with writing(file := out / folder / f"{path.stem}.png"):
+                drawn.save(file)
         records.append({"image": str(path), "shares": seen.shares})
     progress.finish()
     if not records:

@@ -69,15 +69,13 @@ def site_(
 ) -> None:
     """At a site: write its site.toml, and show what the federation would see of its folder. Options that are not given
     stay as site.toml has them."""
-    from rich.console import Console
-
     from fiss.deployment.provisioning import refuse_old_kits
     from fiss.deployment.site_config import write_site
     from fiss.deployment.site_folder import describe
-    from fiss.reports.display import Display
+    from fiss.reports.display import shown
 
     refuse_old_kits(kit)
-    with Display(Console()) as display:
+    with shown(True) as display:
         spec = write_site(kit, data, device, batch, workers)
         for line in describe(spec, display):
             display.notice(line)
@@ -90,14 +88,12 @@ def run_(
     sites: Annotated[int, typer.Option(min=1, help="Sites that must be there to begin.")] = 1,
 ) -> None:
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
-    from rich.console import Console
-
     from fiss.deployment.supervisor import supervise
-    from fiss.reports.display import Display
+    from fiss.reports.display import shown
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with Display(Console()) as display:
+    with shown(True) as display:
         try:
             run = supervise(folder, rounds, sites, display)
         except KeyboardInterrupt:
@@ -110,12 +106,11 @@ def run_(
 @app.command()
 def status(folder: Folder) -> None:
     """Where it stands: round, classes, sites, the last transitions, losses, who was missing or refused."""
-    from rich.console import Console
-
+    from fiss.cli.reports import show
     from fiss.cli.tables import federation_table
     from fiss.deployment.supervisor import survey
 
-    Console().print(federation_table(survey(folder)))
+    show(federation_table(survey(folder)))
 
 
 @app.command()

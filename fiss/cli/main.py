@@ -1,6 +1,7 @@
 """The command line: parses, calls the API, prints. What is heavy is imported inside the commands, so that --help
 answers at once."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -174,15 +175,13 @@ def predict(
     classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
 ) -> None:
     """Segment new images: masks, and overlays with the classes' names."""
-    from rich.console import Console
-
     from fiss.cli.tables import prediction_table
     from fiss.data.dataset import files_by_stem
     from fiss.predict import write
-    from fiss.reports.display import Display
+    from fiss.reports.display import shown
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
-    with Display(Console()) as display:
+    with shown(True) as display:
         show(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
 
 
@@ -251,8 +250,7 @@ def _stoppable() -> Iterator[None]:
 def _closing(run: "fiss.Run") -> None:
     from fiss.cli.tables import closing
 
-    for line in closing(run):
-        show(line)
+    show(*closing(run))
 
 
 def main() -> None:
@@ -263,5 +261,16 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder that may not be written
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}{_going_on(error)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _going_on(error: OSError) -> str:
+    """What to do about a run that met a full disk."""
+    from fiss.runs.folder import RunFolder
+
+    folders = Path(error.filename or "").parents if error.errno in (errno.ENOSPC, errno.EDQUOT) else ()
+    run = next((folder for folder in folders if (folder / "config.toml").is_file()), None)
+    if run is None or (run / "sites.json").is_file() or RunFolder(run).finished():
+        return ""
+    return f". No finished round is lost: make room, then `fiss resume {run}` goes on."

@@ -9,6 +9,8 @@ import fiss
 from fiss.errors import unknown
 
 RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+View = Annotated[str, typer.Option(help="published or full.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 
 def picture(
@@ -19,11 +21,7 @@ def picture(
     _said(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
 
 
-def compare(
-    runs: RunPaths,
-    view: Annotated[str, typer.Option(help="published or full.")] = "published",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-) -> None:
+def compare(runs: RunPaths, view: View = "published", markdown: Markdown = False) -> None:
     """Runs side by side: mean and deviation over seeds."""
     from fiss.cli.tables import CAPTION, show_comparison
 
@@ -36,7 +34,7 @@ def compare(
 
 def monitors(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """How every monitor would have done with what the clients of these runs measured."""
     from fiss.cli.tables import show_comparison
@@ -63,7 +61,7 @@ def table(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN...]", help="Run folders; none: as published.")
     ] = None,
-    view: Annotated[str, typer.Option(help="published or full.")] = "published",
+    view: View = "published",
     form: Annotated[str, typer.Option("--format", help="terminal, markdown or csv.")] = "terminal",
 ) -> None:
     """The paper's tables, our numbers beside the published ones."""
@@ -86,8 +84,9 @@ def _said(path: Path, what: str) -> None:
     show(f"{escape(str(path))}  [dim]{what}[/]")
 
 
-def show(what: object) -> None:
-    """Print a table or a line."""
+def show(*lines: object) -> None:
+    """Print tables or lines."""
     from rich.console import Console
 
-    Console().print(what, highlight=False, soft_wrap=isinstance(what, str))
+    for line in lines:
+        Console().print(line, highlight=False, soft_wrap=isinstance(line, str))

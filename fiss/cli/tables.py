@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
 
 
+def listed(title: str, head: Iterable[str], rows: Iterable[Sequence[str]], right: int = 99, **more: Any) -> Table:
+    """A table of strings, which are no markup; columns from number `right` on hold numbers."""
+    table = Table(title=title, title_justify="left", caption_justify="left", **more)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="right" if i >= right else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
 def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
     """Task by task: the means, and the IoU of every class."""
-    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
-    table.add_column("")
-    views = {record.view for record in records}
-    for record in records:
-        table.add_column(f"task {record.task}" + (f"\n{record.view}" if len(views) > 1 else ""), justify="right")
+    several = len({record.view for record in records}) > 1
+    heads = (f"task {record.task}" + (f"\n{record.view}" if several else "") for record in records)
+    table = listed(title, ("", *heads), (), 1, caption=CAPTION)
 
     def row(name: str, values: Iterable[float | None], style: str = "") -> None:
         table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
@@ -50,24 +58,20 @@ def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
 
 def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
     """What was found in each image."""
-    table = Table(title=escape(title), title_justify="left")
-    for head in ("image", "what is in it"):
-        table.add_column(head)
+    rows = []
     for record in records:
         shares = sorted(record["shares"].items(), key=lambda item: -item[1])
         text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
-        table.add_row(escape(Path(record["image"]).name), escape(text))
-    return table
+        rows.append((Path(record["image"]).name, text))
+    return listed(escape(title), ("image", "what is in it"), rows)
 
 
 def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
     """Print a table of strings, and what is to be said about it."""
-    table = Table(title=comparison.title, title_justify="left", caption=caption, caption_justify="left")
-    for i, name in enumerate(comparison.head):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*map(escape, row))
     console = Console()
+    table = listed(comparison.title, comparison.head, comparison.rows, 1, caption=caption)
+    for column in table.columns:
+        column.overflow = "fold"
     console.print(table)
     for note in comparison.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -75,49 +79,38 @@ def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
 
 def data_table(found: fiss.DataCheck) -> Table:
     """Images and pixels per class in both splits."""
-    dataset = found.dataset
-    table = Table(
-        title=f"{dataset.name}: {len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images, "
-        f"{len(dataset.classes)} classes",
-        title_justify="left",
-    )
-    table.add_column("id", justify="right")
-    table.add_column("class")
-    for head in ("train images", "train pixels", "val images", "val pixels"):
-        table.add_column(head, justify="right")
+    dataset, rows = found.dataset, []
+    splits = f"{len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images"
     for i, name in enumerate(("background", *dataset.classes)):
         cells = []
         for index in (found.train, found.val):
             pixels = index.pixels[:, i]
             share = 100 * pixels.sum() / max(index.pixels.sum(), 1)
             cells += [f"{int((pixels > 0).sum()):,}", f"{share:.2f} %"]
-        table.add_row(str(i), escape(name), *cells)
+        rows.append((str(i), name, *cells))
+    head = ("id", "class", "train images", "train pixels", "val images", "val pixels")
+    table = listed(f"{dataset.name}: {splits}, {len(dataset.classes)} classes", head, rows, 2)
+    table.columns[0].justify = "right"
     return table
 
 
 def preset_table() -> Table:
     """What can be run."""
-    table = Table(title="fiss run PRESET", title_justify="left")
-    for head in ("preset", "what it is"):
-        table.add_column(head)
-    for name, text in fiss.list_presets().items():
-        table.add_row(name, text)
-    return table
+    return listed("fiss run PRESET", ("preset", "what it is"), fiss.list_presets().items())
 
 
 def method_table() -> Table:
     """How not to forget, and what can be set about it."""
-    table = Table(title="fiss run PRESET --method METHOD", title_justify="left", show_lines=True)
-    for head in ("method", "what it is", "fields (--set method.FIELD=VALUE)"):
-        table.add_column(head)
+    rows = []
     for key, text in fiss.list_methods().items():
         method = METHODS[key]()
         texts, plain = meanings(type(method)), method if key == method.name else METHODS[method.name]()
         own = [f.name for f in fields(method) if method is plain or getattr(method, f.name) != getattr(plain, f.name)]
         shown = "\n".join(f"{name} = {getattr(method, name)}: {texts.get(name, '')}" for name in own)
         parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
-        table.add_row(key, text, shown + parts)
-    return table
+        rows.append((key, text, shown + parts))
+    head = ("method", "what it is", "fields (--set method.FIELD=VALUE)")
+    return listed("fiss run PRESET --method METHOD", head, rows, show_lines=True)
 
 
 def closing(run: fiss.Run) -> Iterator[Table | str]:

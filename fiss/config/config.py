@@ -19,7 +19,7 @@ from fiss import methods
 from fiss.config.section import Problems, build
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
-from fiss.errors import UserError, unknown
+from fiss.errors import UserError, check_least, unknown
 from fiss.federation.spec import FederationSpec, TaskSpec, WorldSpec
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
@@ -59,8 +59,7 @@ class Config:
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise UserError(f"keep = {self.keep}: must be 1 or more.")
+        check_least("", self, 1, "keep")
         if self.joint and self.base:
             raise UserError("joint and base exclude each other: joint training has no first task to take over.")
 

@@ -55,11 +55,6 @@ def differences(*configs: Config, ignoring: Iterable[str] = SAME_RESULT) -> list
     return [key for key in keys if len({side.get(key) for side in sides}) > 1]
 
 
-def same_result(one: Config, other: Config) -> bool:
-    """Whether two configs give the same result but for rounding."""
-    return not differences(one, other)
-
-
 def row_key(config: Config) -> tuple[tuple[str, str], ...]:
     """What runs of one row of a table have in common."""
     return tuple(sorted(decided(config, SAME_ROW).items()))

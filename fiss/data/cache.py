@@ -33,8 +33,10 @@ class Decoded:
         ends = np.cumsum(4 * pixels)  # three bytes of colour and one of mask
         self._fitting = int(np.searchsorted(ends, most_bytes, side="right"))
         self._starts: Sequence[int] = [0, *ends[: self._fitting].tolist()]
+        self.bytes_kept = self._starts[-1]
+        """Memory taken when all that fit have been read."""
         self._sizes = sizes
-        self._memory = mmap.mmap(-1, max(self._starts[-1], 1))  # shared with forked processes; taken when written to
+        self._memory = mmap.mmap(-1, max(self.bytes_kept, 1))  # shared with forked processes; taken when written to
         self._there = mmap.mmap(-1, max(self._fitting, 1))
         self._lock = get_context("fork").Lock()
 
@@ -57,11 +59,6 @@ class Decoded:
                 self._there[i] = 1
         image.flags.writeable = mask.flags.writeable = False
         return image, mask
-
-    @property
-    def bytes_kept(self) -> int:
-        """Memory taken when all that fit have been read."""
-        return self._starts[-1]
 
     def fingerprint(self) -> str:
         """The files' own."""

@@ -1,6 +1,7 @@
 """What a data set is: class names and two lists of images with masks, read one at a time as plain arrays."""
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,16 @@ Bytes = NDArray[np.uint8]
 
 MASK_MODES = ("L", "P", "1")
 """Pillow modes whose pixels are class ids of one byte."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How a file is turned to be shown, by the orientation in its EXIF data."""
 
 
 class Split(Protocol):
@@ -50,17 +61,18 @@ class FileSplit:
     masks: tuple[Path, ...]
 
     def read(self, i: int) -> tuple[Bytes, Bytes]:
-        """Decode image and mask."""
+        """Decode image and mask, as they are shown."""
         image, mask = _decode(self.images[i], "image"), _decode(self.masks[i], "mask")
         if mask.mode not in MASK_MODES:
             depth = "16-bit or wider" if mask.mode.startswith(("I", "F")) else f"{mask.mode} colour"
             raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
         _check_depth(self.images[i], image)
         if image.size != mask.size:
-            turned = image.size == mask.size[::-1] and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-            hint = " Programs that heed the image's EXIF data show it turned; save it as it is shown." if turned else ""
+            with Image.open(self.images[i]) as stored:
+                fits = stored.size == mask.size
             raise UserError(
-                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}.{hint}"
+                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
+                + " The image's EXIF data turn it: draw the mask on it as it is shown, or remove those data." * fits
             )
         return np.asarray(image.convert("RGB")), np.asarray(mask).astype(np.uint8)
 
@@ -77,7 +89,7 @@ class FileSplit:
 
 
 def read_image(path: Path) -> Bytes:
-    """An image file as (H, W, 3)."""
+    """An image file as (H, W, 3), as it is shown."""
     image = _decode(path, "image")
     _check_depth(path, image)
     return np.asarray(image.convert("RGB"))
@@ -94,9 +106,17 @@ def _decode(path: Path, kind: str) -> Image.Image:
     try:
         with Image.open(path) as file:
             file.load()
-            return file
+            return _turned(file)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: unreadable or truncated {kind} ({error}).") from error
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    try:
+        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except (SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error):
+        return image  # EXIF data that nobody can read
+    return image if turn is None else image.transpose(turn)
 
 
 @dataclass(frozen=True)

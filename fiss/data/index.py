@@ -46,7 +46,7 @@ class Index:
 def build(split: Split, classes: tuple[str, ...], progress: Progress | None = None) -> Index:
     """The index of a split, from the cache where nothing changed."""
     progress = progress or Progress()
-    key = sha256(f"1\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
+    key = sha256(f"2\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
     path = cache_folder() / f"index-{key[:32]}.npz"
     listing = _listing_problems(split)
     if not listing and (cached := _load(path)) is not None:

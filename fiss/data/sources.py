@@ -7,7 +7,7 @@ from pathlib import Path
 from fiss.data import ade20k, folder, shapes, voc
 from fiss.data.dataset import Dataset
 from fiss.data.index import DataCheck, inspect
-from fiss.errors import UserError, unknown
+from fiss.errors import UserError, check_least, unknown
 from fiss.progress import Progress
 
 
@@ -31,9 +31,9 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.name not in SOURCES and self.name != "shapes":
             raise unknown("data set", self.name, ["shapes", *SOURCES])
-        for field, least in (("shapes_train", 1), ("shapes_val", 1), ("shapes_size", 32), ("shapes_seed", 0)):
-            if getattr(self, field) < least:
-                raise UserError(f"data.{field} = {getattr(self, field)}: must be {least} or more.")
+        check_least("data.", self, 1, "shapes_train", "shapes_val")
+        check_least("data.", self, 32, "shapes_size")
+        check_least("data.", self, 0, "shapes_seed")
 
 
 SOURCES: dict[str, Callable[[Path], Dataset]] = {"voc": voc.load, "ade20k": ade20k.load, "folder": folder.load}

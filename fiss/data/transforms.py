@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from fiss.data.dataset import Split
-from fiss.errors import UserError
+from fiss.errors import UserError, check_fields, check_least
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, in RGB."""
@@ -43,14 +43,12 @@ class AugmentSpec:
     """Chance of a horizontal flip."""
 
     def __post_init__(self) -> None:
-        if self.crop < 16:
-            raise UserError(f"augment.crop = {self.crop}: must be 16 or more.")
+        check_least("augment.", self, 16, "crop")
         for field in ("scale", "ratio"):
             pair = getattr(self, field)
             if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
                 raise UserError(f"augment.{field} = {list(pair)}: must be two numbers, 0 < low <= high.")
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"augment.flip = {self.flip}: must be from 0 to 1.")
+        check_fields("augment.", self, "from 0 to 1", lambda chance: 0 <= chance <= 1, "flip")
 
 
 class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):

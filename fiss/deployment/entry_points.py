@@ -27,9 +27,10 @@ def run_server(transport: "Transport", out: str, until: int) -> None:
     run_rounds(folder, engine, names, until, LogProgress())
 
 
-def site_client(folder: Path, config: str) -> Callable[[Message], Message]:
-    """At a site, whose kit is `folder`: what answers for it."""
-    return SiteClient(folder / "fiss", from_toml(config), read_site(folder / "site.toml"), LogProgress())
+def site_client(folder: Path, config: str, differences: bool) -> Callable[[Message], Message]:
+    """At a site, whose kit is `folder`: what answers for it, with `differences` of weights where it has filters."""
+    spec = read_site(folder / "site.toml")
+    return SiteClient(folder / "fiss", from_toml(config), spec, LogProgress(), differences)
 
 
 class LogProgress(Progress):

@@ -28,6 +28,21 @@ from fiss.runs.folder import write_atomically
 ADMIN = "admin@fiss.org"
 RESOURCES = Path("local") / "resources.json"
 """In each kit: what FLARE may build and where it keeps what."""
+PRIVACY = {
+    "scopes": [
+        {
+            "name": "site",
+            "task_result_filters": [
+                {
+                    "path": "nvflare.app_common.filters.PercentilePrivacy",
+                    "args": {"percentile": 10, "gamma": 0.01},
+                }
+            ],
+        }
+    ],
+    "default_scope": "site",
+}
+"""The sample of privacy.json in a site's kit, in place of FLARE's, which names classes that do not exist."""
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 
 
@@ -210,4 +225,5 @@ def _furnish(kit: Path) -> None:
         allowed = dict.fromkeys(every, "any") | {"shell_commands": "none", "byoc": "none"}
         rules["permissions"] = {"project_admin": allowed}  # nobody reads a site's files or brings code to it
         write_atomically(kit / "local" / "authorization.json", json.dumps(rules, indent=1).encode())
-        (kit / "site.toml").write_text(TEMPLATE, encoding="utf-8")
+        write_atomically(kit / "local" / "privacy.json.sample", json.dumps(PRIVACY, indent=1).encode())
+        write_atomically(kit / "site.toml", TEMPLATE.encode())

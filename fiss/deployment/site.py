@@ -63,7 +63,11 @@ class SiteMemory:
 class SiteClient:
     """Answers for one site: each message as it comes, with what the site's folder holds at that moment."""
 
-    def __init__(self, folder: Path, config: Config, spec: SiteSpec, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, config: Config, spec: SiteSpec, progress: Progress, differences: bool = False
+    ) -> None:
+        self.differences = differences
+        """Whether its weights are sent as a difference, for privacy filters."""
         self.path, self.key, self.progress = folder / "memory.json", spec.key, progress
         batch = spec.batch or config.training.batch
         training = replace(config.training, device=spec.device, batch=batch, workers=0, cache=0.0)
@@ -120,8 +124,11 @@ class SiteClient:
         epochs = read_epochs(order, site, self.config.method, self.trainer)
         before = memory.now if order.heard is not None else memory.probed or memory.settled
         reply, now = answer_order(order, before, site, self.config.method, self.trainer, epochs, self.progress)
+        if self.differences and reply.contribution is not None:
+            raise UserError("The sums are not sent: they are no weights, and the filters of this site do not see them.")
         replace(memory, now=now).write(self.path)
-        return wire.from_reply(reply, transfer=self.config.federation.transfer)
+        sent = order.weights if self.differences else None
+        return wire.from_reply(reply, transfer=self.config.federation.transfer, sent=sent)
 
     def _memory_in(self, round_: int, acknowledged: int | None) -> SiteMemory:
         """What the site remembers in that round. If it is played again, or if what the site saw in the last one never

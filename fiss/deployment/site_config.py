@@ -9,7 +9,7 @@ import tomlkit
 
 from fiss.config.section import build
 from fiss.data.folder import read_classes
-from fiss.errors import UserError, unknown
+from fiss.errors import UserError, check_fields, check_least, unknown, writing
 from fiss.training.device import pick_device
 
 
@@ -55,10 +55,8 @@ def read_site(path: Path) -> SiteSpec:
     for name in spec.names.values():
         if name.strip().lower() in ("", "background"):
             raise UserError(f"{path}: [names] calls a class {name!r}; the background and nothing are no classes.")
-    if spec.batch < 0 or spec.batch == 1:
-        raise UserError(f"{path}: batch = {spec.batch}: must be 2 or more, or 0.")
-    if spec.workers < 0:
-        raise UserError(f"{path}: workers = {spec.workers}: must be 0 or more.")
+    check_fields(f"{path}: ", spec, "2 or more, or 0", lambda batch: batch == 0 or batch > 1, "batch")
+    check_least(f"{path}: ", spec, 0, "workers")
     root = Path(spec.data).expanduser()
     root = root if root.is_absolute() else path.parent / root
     for needed in ("images", "masks", "classes.txt"):
@@ -98,7 +96,8 @@ def write_site(
     document = tomlkit.parse(path.read_text(encoding="utf-8"))  # keeps comments, and what else was written
     document.update({key: value for key, value in given.items() if value is not None})
     part = path.with_name("site.toml.part")
-    part.write_text(tomlkit.dumps(document), encoding="utf-8")
+    with writing(path):
+        part.write_text(tomlkit.dumps(document), encoding="utf-8")
     spec = read_site(part)
     part.replace(path)
     return spec

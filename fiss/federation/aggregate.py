@@ -57,8 +57,10 @@ def aggregate(
         amounts += amount
         _add(total, reply.weights, amount)
         del reply
-    mean = {name: _divided(total.pop(name), amounts, sent[name]) for name in sent} if amounts else sent
-    return Aggregated(mean, tuple(light), refused)
+    for name, tensor in sent.items() if amounts else ():
+        if tensor.is_floating_point():
+            total[name] = total[name].div_(amounts).to(tensor.dtype)
+    return Aggregated({name: total[name] for name in sent} if amounts else sent, tuple(light), refused)
 
 
 def _checked(sent: Weights, replies: Iterable[Reply], light: list[Reply], refused: dict[int, str]) -> Iterator[Reply]:
@@ -119,10 +121,6 @@ def _add(total: Weights, weights: Weights, amount: int) -> None:
             total[name].add_(tensor, alpha=amount)
         else:
             total[name] = tensor.double() * amount
-
-
-def _divided(total: Tensor, amounts: int, like: Tensor) -> Tensor:
-    return total.div_(amounts).to(like.dtype) if like.is_floating_point() else total
 
 
 def _problem(sent: Weights, got: Weights) -> str | None:

@@ -5,8 +5,8 @@ as everyone's teacher and grows the classifier. Otherwise it holds no calendar, 
 classes. It probes clients, adds the classes they miss to the label space, and keeps for each client whose monitor fired
 the global model of that moment as its teacher.
 
-Clients are on the same two ways: `announced_round` and `discovered_round` say how a client passes to new classes and
-how its learning rate falls.
+Clients are on the same two ways: `client_round` says how a client passes to new classes and how its learning rate
+falls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -154,27 +154,19 @@ class ClientRound:
 
 
 def client_round(order: Order, memory: Memory, spec: TrainingSpec) -> ClientRound:
-    """As the order says: with a task announced, or without."""
-    begin = discovered_round if order.announced is None else announced_round
-    return begin(order, memory, spec)
-
-
-def announced_round(order: Order, memory: Memory, spec: TrainingSpec) -> ClientRound:
-    """A new number is a new task: the rate begins again and falls over the rounds announced."""
-    task, rounds_left = (order.announced.task, order.announced.rounds_left) if order.announced else (0, 1)
-    transition = task != memory.task
+    """With a task announced, a new number is a new task, where the rate begins again; it falls over the rounds that are
+    left. Without, the client's own monitor has said when it began; it falls from then over `training.horizon` rounds.
+    """
+    first_rate = spec.first_rate if order.first else spec.later_rate
+    if order.announced is None:
+        passed = order.round - memory.since
+        return ClientRound(
+            memory,
+            memory.since == order.round and memory.transitions > 0,
+            lambda step, steps: rate_in_round(first_rate, passed + step / steps, spec.horizon, spec.least_rate),
+        )
+    rounds_left, transition = order.announced.rounds_left, order.announced.task != memory.task
     if transition:
-        rate = spec.first_rate if order.first else spec.later_rate
-        memory = replace(memory, task=task, rate=rate, epochs=0, since=order.round)
+        memory = replace(memory, task=order.announced.task, rate=first_rate, epochs=0, since=order.round)
     start = memory.rate
     return ClientRound(memory, transition, lambda step, steps: rate_at(start, step, steps * rounds_left))
-
-
-def discovered_round(order: Order, memory: Memory, spec: TrainingSpec) -> ClientRound:
-    """The client's own monitor has said when it began; the rate falls from then over `training.horizon` rounds."""
-    start, passed = spec.first_rate if order.first else spec.later_rate, order.round - memory.since
-    return ClientRound(
-        memory,
-        memory.since == order.round and memory.transitions > 0,
-        lambda step, steps: rate_in_round(start, passed + step / steps, spec.horizon, spec.least_rate),
-    )

@@ -19,7 +19,8 @@ from fiss.federation.collection import Held, contribute
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
-from fiss.monitors.rules import FEWEST, Evidence, FeatureStatistics, MonitorSpec, chance, judge
+from fiss.monitors.features import compare, readable
+from fiss.monitors.rules import Evidence, MonitorSpec, judge
 from fiss.progress import Progress
 from fiss.rng import address, stream
 from fiss.training.batches import Batch, Epoch, epoch_batches, steps_per_epoch
@@ -88,12 +89,12 @@ def answer_probe(
     table, plain = probe_table(site, space), trainer.plain_reader
     seen = measure(ImagePass(student, plain, sample(probe.client, site, spec.sample), table, trainer.spec))
     changed, looks, chance_ = not newcomer and held != memory.held, memory.looks, 1.0
-    if newcomer or changed:
+    if newcomer or changed or not readable(looks):
         assert trainer.feature_network is not None
         compared = sample(probe.client, site, spec.compared)
-        new = _plain(asdict(features(ImagePass(trainer.feature_network, plain, compared, table, trainer.spec))))
-        chance_ = chance(FeatureStatistics(**looks), FeatureStatistics(**new)) if looks else 1.0
-        looks = new if new["images"] >= FEWEST or not looks else looks  # too few to compare the next ones with
+        rows = features(ImagePass(trainer.feature_network, plain, compared, table, trainer.spec))
+        draws = np.random.default_rng(address(site.seed, "compare", probe.client, probe.round))
+        chance_, looks = compare(looks, rows, spec.level, draws, known=bool(missing))
     now = replace(
         seen,
         lacks=bool(missing),

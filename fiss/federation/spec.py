@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fiss.errors import UserError
+from fiss.errors import UserError, check_fields, check_least
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,18 @@ class WorldSpec:
     them."""
 
     def __post_init__(self) -> None:
-        for key in ("clients", "per_round", "rounds"):
-            if getattr(self, key) < 1:
-                raise UserError(f"world.{key} = {getattr(self, key)}: must be 1 or more.")
-        if self.joiners < 0:
-            raise UserError(f"world.joiners = {self.joiners}: must be 0 or more.")
-        for key in ("class_ratio", "sample_ratio", "single_ratio"):
-            if not 0 < getattr(self, key) <= 1:
-                raise UserError(f"world.{key} = {getattr(self, key)}: must be above 0 and at most 1.")
-        if not 0 <= self.lag < self.rounds:
-            raise UserError(f"world.lag = {self.lag}: must be from 0 to {self.rounds - 1}, less than world.rounds.")
-        for key in ("stay", "away", "refresh"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"world.{key} = {getattr(self, key)}: must be from 0 to below 1.")
+        check_least("world.", self, 1, "clients", "per_round", "rounds")
+        check_least("world.", self, 0, "joiners")
+        shares = ("class_ratio", "sample_ratio", "single_ratio")
+        check_fields("world.", self, "above 0 and at most 1", lambda share: 0 < share <= 1, *shares)
+        below = f"from 0 to {self.rounds - 1}, less than world.rounds"
+        check_fields("world.", self, below, lambda lag: 0 <= lag < self.rounds, "lag")
+        check_fields("world.", self, "from 0 to below 1", lambda chance: 0 <= chance < 1, "stay", "away", "refresh")
         if self.refresh and self.split != "published":
             raise UserError(
                 f"world.refresh draws other images for a site, world.split = {self.split} gives each to one."
             )
-        if not 0 < self.alpha <= 1e6:
-            raise UserError(f"world.alpha = {self.alpha}: must be above 0 and at most 1,000,000.")
+        check_fields("world.", self, "above 0 and at most 1,000,000", lambda alpha: 0 < alpha <= 1e6, "alpha")
         if self.per_round > self.clients:
             raise UserError(
                 f"world.per_round = {self.per_round} is more than the {self.clients} clients (world.clients)."
@@ -114,8 +107,6 @@ class FederationSpec:
     """As what weights travel, both ways; the shorter types halve what is sent."""
 
     def __post_init__(self) -> None:
-        for key in ("largest", "patience"):
-            if getattr(self, key) < 0:
-                raise UserError(f"federation.{key} = {getattr(self, key)}: must be 0 or more.")
+        check_least("federation.", self, 0, "largest", "patience")
         if not 0 < self.quorum <= 1:
             raise UserError(f"federation.quorum = {self.quorum}: a share above 0 and at most 1.")

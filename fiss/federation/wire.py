@@ -37,6 +37,8 @@ class Message:
     text: str
     """JSON."""
     arrays: Arrays = field(default_factory=dict)
+    difference: bool = False
+    """Whether its floating-point arrays say how the weights changed, as privacy filters want them."""
 
 
 def from_probe(
@@ -121,24 +123,33 @@ def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
     return said, _memory(text)
 
 
-def from_reply(reply: Reply, memory: Memory | None = None, transfer: str = "float32") -> Message:
-    """All that a site says when it has trained, or added up features."""
+def from_reply(
+    reply: Reply, memory: Memory | None = None, transfer: str = "float32", sent: Weights | None = None
+) -> Message:
+    """All that a site says when it has trained, or added up features. Its weights travel as they are; as a difference
+    from those that it was `sent`, in full length, if these are given."""
+    transfer = transfer if sent is None else "float32"
+    weights = reply.weights if sent is None else _changes(reply.weights, sent)
     text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name not in ("weights", "contribution")}
     text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
-    arrays = _arrays(reply.weights, "model", transfer)
+    arrays = _arrays(weights, "model", transfer)
     if (given := reply.contribution) is not None:
         text["contribution"] = {name: getattr(given, name) for name in ("made_with", "period", "since")}
         text["contribution"] |= {"cells": given.sums.cells, "images": given.sums.images}
-        whole = given.sums.tensors(torch.float64)
-        exact = any(not torch.equal(tensor.float().double(), tensor) for tensor in whole.values())
-        arrays |= {f"sums/{k}": (tensor if exact else tensor.float()).numpy() for k, tensor in whole.items()}
-    return Message(json.dumps(text), arrays)
+        whole = given.sums.tensors()
+        fits = all(torch.equal(tensor.float().double(), tensor) for tensor in whole.values())  # it was rounded to it
+        arrays |= {f"sums/{name}": (tensor.float() if fits else tensor).numpy() for name, tensor in whole.items()}
+    return Message(json.dumps(text), arrays, difference=bool(weights) and sent is not None)
 
 
-def to_reply(message: Message) -> tuple[Reply, Memory | None]:
-    """What a server hears."""
+def to_reply(message: Message, sent: Weights | None = None, transfer: str = "float32") -> tuple[Reply, Memory | None]:
+    """What a server hears of a site that it `sent` those weights, in the type of that name."""
     text = _read(message, "reply")
     memory, model = _memory(text), _weights(message.arrays, "model", text["transfer"])
+    if message.difference:
+        if sent is None:
+            raise UserError("It sends a difference, and nobody knows from what.")
+        model = _changed(rounded(sent, transfer), model)
     text["contribution"] = _contribution(text["contribution"], message.arrays) if "contribution" in text else None
     del text["kind"], text["memory"], text["transfer"]
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
@@ -215,6 +226,28 @@ def rounded(weights: Weights, transfer: str) -> Weights:
     """As they are after the way; what does not travel shorter is the same tensor."""
     short = SHORT.get(transfer)
     return {k: t.to(short).to(t.dtype) if short and t.dtype == torch.float32 else t for k, t in weights.items()}
+
+
+def _changes(got: Weights, sent: Weights) -> Weights:
+    """What is no vector becomes one: filters let single numbers pass."""
+    return {
+        name: (tensor.cpu().float() - sent[name].cpu().float()).reshape(tensor.shape or (1,))
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in got.items()
+    }
+
+
+def _changed(sent: Weights, changes: Weights) -> Weights:
+    """What a filter took out stays as it was; a variance that its noise made negative becomes zero."""
+    weights = dict(changes)
+    for name, tensor in sent.items():
+        if tensor.is_floating_point():
+            tensor = tensor.detach().cpu()
+            if name in changes:
+                tensor = (tensor.float() + changes[name].reshape(tensor.shape)).to(tensor.dtype)
+            weights[name] = tensor.clamp(min=0) if name.endswith("running_var") else tensor
+    return weights
 
 
 def _arrays(weights: Weights, prefix: str, transfer: str) -> Arrays:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fiss.errors import UserError
+from fiss.runs.folder import write_atomically
 
 CLASSES = "fiss.flare.transport"
 """The module of our controller and executor: FLARE builds no class that a kit does not allow by name."""
@@ -87,4 +88,4 @@ def write_job(folder: Path, entry_points: EntryPoints, server: Mapping[str, Any]
         ("app/config/config_fed_client.json", {**plain, "executors": [{"tasks": [TASK], "executor": executor}]}),
         ("meta.json", meta),
     ):
-        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        write_atomically(folder / name, json.dumps(content, indent=1).encode())

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE carries the messages; only this file and admin.py import it.
+"""NVIDIA FLARE carries the messages; only this file, filters.py and admin.py import it.
 
 FLARE has a controller on the server and an executor at each site. Ours hold nothing: the controller (`FissController`)
 hands a transport to a function that drives our loop, the executor (`FissExecutor`) hands each message to one that
@@ -9,11 +9,13 @@ import math
 import queue
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -26,6 +28,7 @@ from fiss.federation import wire
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
 from fiss.federation.spec import FederationSpec
 from fiss.federation.wire import Message
+from fiss.flare.filters import refuse_unfiltered, refuse_unknown_names, result_filters, to_message, to_shareable
 from fiss.flare.job import TASK, server_function, site_function
 from fiss.models.classifier import Weights
 
@@ -35,12 +38,6 @@ SUSPECT_AFTER = 20.0
 a minute, which it is every ten seconds while it works."""
 Answer = TypeVar("Answer", ProbeResult, Reply)
 T = TypeVar("T")
-
-
-def _shareable(message: Message) -> Shareable:
-    data = Shareable()
-    data["text"], data["arrays"] = message.text, message.arrays
-    return data
 
 
 class FissController(Controller):  # type: ignore[misc]
@@ -78,13 +75,28 @@ class FissExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """One message."""
         try:
+            filters = result_filters(fl_ctx)
             if self.answer is None:
                 folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))
-                self.answer = site_function(self.entry_point, folder)(folder, **self.arguments)
-            return _shareable(self.answer(Message(shareable["text"], shareable["arrays"])))
+                answering = site_function(self.entry_point, folder)
+                self.answer = answering(folder, **self.arguments, differences=bool(filters))
+            answer = self.answer(to_message(shareable))
+            refuse_unknown_names(filters, answer)
+            return to_shareable(answer)
         except Exception as error:  # the server has to hear of it, or it would wait
             self.log_exception(fl_ctx, f"could not answer: {error}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Just before an answer leaves: unless every filter acted on it, the server hears only that there is none."""
+        if event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            answer = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            try:
+                refuse_unfiltered(result_filters(fl_ctx), answer)
+            except Exception as error:
+                answer.clear()
+                answer.update(make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
+                self.log_exception(fl_ctx, f"did not send its answer: {error}")
 
 
 class Transport:
@@ -121,7 +133,7 @@ class Transport:
 
         def send_next(site: str) -> None:
             if waiting[site]:
-                data = _shareable(waiting[site].popleft())
+                data = to_shareable(waiting[site].popleft())
                 task = Task(
                     TASK,
                     data,
@@ -157,7 +169,7 @@ class Transport:
                 yield site, f"it could not answer ({str(result.get_return_code())[:40]}); its log says why"
             else:
                 try:
-                    answer: T | str = read(site, Message(result.get("text", ""), result.get("arrays", {})))
+                    answer: T | str = read(site, to_message(result))
                     readable += 1
                 except Exception as error:  # whatever a site sends must not stop the others
                     answer = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]!r})"
@@ -205,7 +217,8 @@ class FlareEngine:
             teachers[client] = teacher
             self._teachers.pop(client, None)  # it may not get this message
         self._probed_with.clear()
-        for reply in self._exchange(messages, wire.to_reply):
+        model = orders[0].weights if orders else None  # everyone is sent the same model
+        for reply in self._exchange(messages, partial(wire.to_reply, sent=model, transfer=self.spec.transfer)):
             self._teachers[reply.client] = teachers[reply.client]
             yield reply
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from fiss.labels import BACKGROUND
 from fiss.ops.scatter import add_up
 
-BINS, LOWEST = 2048, 1e-7
-"""The streamed histogram: bins spaced evenly in the logarithm of the entropy, above one for all that is smaller."""
+BINS = (2048, 6144)
+"""The streamed histogram: bins below and above an entropy of 1e-7, spaced evenly in its logarithm. The first is for all
+that float32 hardly tells from 0."""
 
 
 def published_entropy(log_p_BKHW: Tensor, channels: int) -> Tensor:
@@ -38,9 +39,12 @@ def exact_thresholds(entropy_N: Tensor, classes_N: Tensor, proportion: float, ch
 
 
 def edges(channels: int, device: torch.device) -> Tensor:
-    """Upper edges of the streamed histogram, (E,); the last one is the largest entropy there is."""
+    """Upper edges of the streamed histogram, (E,), each a float32; the last one is above the largest entropy there
+    is."""
     top = math.log(max(channels, 2)) * (1 + 1e-5)
-    return torch.logspace(math.log10(LOWEST), math.log10(top), BINS, device=device, dtype=torch.float64)
+    low = torch.logspace(-37, -7, BINS[0] + 1, device=device, dtype=torch.float64)[:-1]
+    high = torch.logspace(-7, math.log10(top), BINS[1], device=device, dtype=torch.float64)
+    return torch.cat([low, high]).float().double()
 
 
 def tally(entropy_N: Tensor, classes_N: Tensor, counted_N: Tensor, channels: int, edges_E: Tensor) -> Tensor:
@@ -52,17 +56,14 @@ def tally(entropy_N: Tensor, classes_N: Tensor, counted_N: Tensor, channels: int
 
 
 def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float) -> Tensor:
-    """The entropy below which the asked proportion of a class lies, interpolated within its bin, (K,)."""
-    cumulative = histogram_KE.cumsum(1).double()
-    total = cumulative[:, -1:]
-    target = total * proportion
-    place = torch.searchsorted(cumulative, target).clamp(max=histogram_KE.shape[1] - 1)
-    inside = histogram_KE.gather(1, place).double()
-    before = cumulative.gather(1, place) - inside
-    low = torch.where(place > 0, edges_E[(place - 1).clamp(min=0)], torch.zeros_like(target))
-    share = (target - before) / inside.clamp(min=1)
-    value = low + (edges_E[place] - low) * share.clamp(0, 1)
-    return torch.where(total > 0, value, torch.full_like(value, -1.0))[:, 0].float()
+    """The upper edge of the bin in which the asked proportion of a class is reached, (K,), -1 for one without pixels.
+
+    What lies below is accepted: at least what was asked for, and equal entropies together.
+    """
+    cumulative_KE = histogram_KE.cumsum(1).double()
+    total_K1 = cumulative_KE[:, -1:]
+    place_K1 = torch.searchsorted(cumulative_KE, total_K1 * proportion).clamp(max=len(edges_E) - 1)
+    return torch.where(total_K1 > 0, edges_E[place_K1], -1.0)[:, 0].float()
 
 
 def published_edges(device: torch.device) -> Tensor:

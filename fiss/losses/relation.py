@@ -19,6 +19,8 @@ from fiss.losses.compensation import EPSILON, Balance
 from fiss.losses.segmentation import wide
 from fiss.ops.scatter import means
 
+LEAST = 1e-35
+"""Smallest prototype: one over it still fits into float32. A class is pulled back from up to 80 nats down."""
 Target = Literal["moved", "divided"]
 
 
@@ -53,7 +55,7 @@ def relation_consistency(
     count_C1 = balance.count_C.clamp(min=1)[:, None]
     prototype_CC = sums_CC / count_C1
     target_CC = relation_targets(teacher_sums_CK.detach() / count_C1, how)
-    divergence_C = (torch.xlogy(target_CC, target_CC) - target_CC * prototype_CC.clamp(min=1e-12).log()).sum(1)
+    divergence_C = (torch.xlogy(target_CC, target_CC) - target_CC * prototype_CC.clamp(min=LEAST).log()).sum(1)
     first = 0 if background else BACKGROUND + 1
     present = balance.count_C[first:] > 0
     weight = (balance.class_C / (balance.group_C + EPSILON)).clamp(max=most)[first:]

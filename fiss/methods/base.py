@@ -90,7 +90,8 @@ class Method(ABC):
         return False
 
     def preview(self, step: Step) -> None:
-        """See one batch, without gradient, before the epoch that trains on it; write into `step.state`."""
+        """See one batch before the epoch that trains on it, the student as it trains but without gradient; write into
+        `step.state`."""
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """What of the notes goes into the log of the round, as plain values."""

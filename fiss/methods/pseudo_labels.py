@@ -22,13 +22,13 @@ class PseudoLabelled(Method, ABC):
 
     start: Start = "background"
     thresholds: Literal["streamed", "exact", "published", "constant"] = "streamed"
-    """streamed: true quantiles from a histogram that grows batch by batch, no extra pass; exact: from all pixels, in
-    a pass before each epoch; published: the published faulty histogram, in such a pass; constant: the
-    teacher's probability above `constant`."""
+    """streamed: quantiles from a histogram that grows batch by batch, no extra pass; exact: from all pixels, in a pass
+    before each epoch; equal entropies are accepted together in both; published: the published faulty histogram, in such
+    a pass; constant: the teacher's probability above `constant`."""
     entropy_of: Literal["teacher", "student"] = "teacher"
     """Whose entropy decides; the paper says the student's, the published code takes the teacher's."""
     counted: Literal["background", "all"] = "background"
-    """Pixels whose entropies make the thresholds: those labelled background, or all."""
+    """Pixels whose entropies make the thresholds: those labelled background, or all that are not ignored."""
     rejected: Literal["ignore", "background", "old"] = "ignore"
     """What a background pixel becomes whose pseudo label is not accepted: ignored; background; or, which is neither the
     paper's nor the published code's, background or any old class, as all background is to MiB. The last takes a
@@ -72,7 +72,7 @@ class PseudoLabelled(Method, ABC):
             accepted = step.teacher.log_p_BCHW.amax(1).exp() > self.constant
         else:
             threshold = self._thresholds(step, entropy, classes)[classes]
-            accepted = entropy < threshold if self.thresholds == "published" else entropy <= threshold
+            accepted = entropy <= threshold if self.thresholds == "exact" else entropy < threshold
         if not self.background_quantile:
             accepted = accepted | (classes == BACKGROUND)
         share = pseudo.accepted_share(labels, accepted)

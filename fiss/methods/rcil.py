@@ -61,7 +61,7 @@ class RCIL(MiB):
 
     def consolidate(self, weights: Weights) -> Weights:
         """Fold both branches into the left one."""
-        return branches.fold(weights, 1e-5, self.keep_function)
+        return branches.fold(weights, self.keep_function)
 
     def convert_weights(self, model: Segmenter, weights: Weights) -> Weights:
         """Both branches begin as copies of the plain network's."""

@@ -80,6 +80,7 @@ class Segmenter(nn.Module):
 
     def __init__(self, spec: ModelSpec, sizes: Sequence[int]) -> None:
         super().__init__()
+        self.spec = spec
         network = _network(spec)
         self.encoder, self.decoder = network.encoder, network.decoder
         self.features: int = network.segmentation_head[0].in_channels

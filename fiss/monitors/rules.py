@@ -1,17 +1,15 @@
 """Monitors: how a client notices by itself that it holds classes it never held before.
 
 At a probe the client looks at its own data with the global model, and at new images also with a network that never
-changes, and gets `Evidence`. A monitor is a rule from the
-evidence and its own notes to yes or no, and to new notes; the notes stay in the client's memory. Only `told`, `oracle`
-and `reference` are given what a simulation knows and a real client does not.
+changes (`features.py`), and gets `Evidence`. A monitor is a rule from the evidence and its own notes to yes or no, and
+to new notes; the notes stay in the client's memory. Only `told`, `oracle` and `reference` are given what a simulation
+knows and a real client does not.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from fiss.errors import UserError
 
@@ -29,7 +27,8 @@ class MonitorSpec:
     holds; entropy: as the paper says, its mean entropy rises by tau or more; reference: the same with the published
     code's resets, which always fire; images: it holds other images than before; misfit: other images, and the global
     model contradicts their labels more than those before, or calls what is labelled something else; features: other
-    images, and what is labelled in them looks otherwise than before; never."""
+    images, and what is labelled in them looks otherwise than before, or the label space lacks a class it holds;
+    never."""
     probed: Literal["selected", "all"] = "selected"
     """Who is probed in a round: the clients that are to train, or everyone there."""
     sample: int = 0
@@ -43,8 +42,7 @@ class MonitorSpec:
     shift: float = 0.5
     """Or so large a share of its labelled pixels is called by channels that were not called so before (misfit)."""
     compared: int = 256
-    """Images whose look is compared whenever a client's images change; fewer show less, and fewer than ten nothing
-    (features)."""
+    """Images whose look is compared whenever a client's images change; fewer show less (features)."""
     level: float = 0.01
     """How unlikely the difference must be if nothing were new (features)."""
 
@@ -54,35 +52,6 @@ class MonitorSpec:
                 raise UserError(f"monitor.{key} = {getattr(self, key)}: must be 0 or more.")
         if self.compared < 2:
             raise UserError(f"monitor.compared = {self.compared}: must be 2 or more.")
-
-
-@dataclass(frozen=True)
-class FeatureStatistics:
-    """What a client's labelled pixels look like: features of each image, their mean and variance over the images."""
-
-    images: int
-    mean: tuple[float, ...]
-    variance: tuple[float, ...]
-
-
-FEWEST = 10
-"""Images below which looks are not compared."""
-
-
-def chance(old: FeatureStatistics, new: FeatureStatistics) -> float:
-    """How likely so large a difference would be if both were drawn from the same images: Welch's test of every
-    feature, the smallest probability times their number (Bonferroni).
-
-    The degrees of freedom are those of the smaller group: Satterthwaite's would follow whichever feature happens to
-    vary least in it, which is the one that the smallest probability picks.
-    """
-    if min(old.images, new.images) < FEWEST or len(old.mean) != len(new.mean):
-        return 1.0
-    parts = [np.asarray(looks.variance) / looks.images for looks in (old, new)]
-    t = (np.asarray(new.mean) - np.asarray(old.mean)) / np.sqrt(np.maximum(parts[0] + parts[1], 1e-12))
-    freedom = min(old.images, new.images) - 1
-    normal = np.sqrt(freedom * np.log1p(t**2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)  # Wallace, 1959
-    return min(1.0, len(t) * math.erfc(float(normal.max()) / math.sqrt(2)))
 
 
 @dataclass(frozen=True)
@@ -153,7 +122,10 @@ def _misfit(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes
 
 
 def _features(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:
-    return now.changed and now.chance <= spec.level, {}
+    """A class that the label space lacks is new to everyone, so also to this client; one that was reported and not
+    taken in counts once."""
+    unknown_class = now.lacks and (now.changed or not notes.get("lacks", False))
+    return unknown_class or (now.changed and now.chance <= spec.level), {"lacks": now.lacks}
 
 
 def _never(spec: MonitorSpec, now: Evidence, notes: Notes) -> tuple[bool, Notes]:

@@ -42,7 +42,10 @@ def add_up(index_N: Tensor, size: int, values_N: Tensor | None = None) -> Tensor
         added: Tensor = AddUp.apply(index_N, size, values_N)
         return added
     values = torch.ones_like(index_N, dtype=torch.long) if values_N is None else values_N
-    return torch.zeros(size, dtype=values.dtype, device=index_N.device).scatter_add_(0, index_N.long(), values)
+    wide = values.double() if values.is_floating_point() else values  # one by one, float32 stops growing
+    return (
+        torch.zeros(size, dtype=wide.dtype, device=wide.device).scatter_add_(0, index_N.long(), wide).to(values.dtype)
+    )
 
 
 def means(values_N: Tensor, index_N: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -45,8 +45,7 @@ class Display(Progress):
         self.counted: TaskID | None = None
         self.overall: TaskID | None = None
         self.where = ""
-        self.rounds = self.steps = self.done = self.earlier = 0
-        self.images = 0
+        self.rounds = self.steps = self.done = self.earlier = self.images = 0
         self.began = self.client_began = monotonic()
         self.loss = ""
         self.board: Live | None = None
@@ -104,21 +103,19 @@ class Display(Progress):
         self.client_steps -= 1
         self.images += images
         if losses:
-            named = [f"{name} {value:.3f}" for name, value in losses.items()]
-            self.loss = "loss " + (" ".join(named) if len(named) > 1 else f"{next(iter(losses.values())):.3f}")
+            named = [f"{name} {value:.3f}" if len(losses) > 1 else f"{value:.3f}" for name, value in losses.items()]
+            self.loss = f"loss {' '.join(named)}"
+        speed = self.images / max(monotonic() - self.client_began, 1e-9)
+        text = f"{self.client_name}  {self.loss}  {speed:.0f} img/s  {self._left()} left"
         if self.overall is not None and (losses or self.client_steps == 0):
-            text = f"{self.client_name}  {self.loss}  {self._speed():.0f} img/s  {self._left()} left"
             self.bars.update(self.overall, completed=self.done, description=self.where, text=text)
         if self.client_steps == 0 and not self.live:
-            self.console.print(
-                f"{self.where}  {self.client_name}  {self.loss}  {self._speed():.0f} img/s  {self._left()} left",
-                highlight=False,
-            )
+            self.console.print(f"{self.where}  {text}", highlight=False)
 
     def scored(self, record: ScoreRecord) -> None:
         """One line per evaluation."""
-        means = {"miou": record.miou, "old": record.old, "new": record.new, "forgetting": record.forgetting}
-        parts = [f"{key} {value:.1f}" for key, value in means.items() if value is not None]
+        means = ("miou", "old", "new", "forgetting")
+        parts = [f"{key} {value:.1f}" for key in means if (value := getattr(record, key)) is not None]
         if (seen := record.transitions) is not None:
             parts.append(f"transitions seen {seen.seen} of {seen.true}, false {seen.false}")
         rounds = f"/{self.rounds}" if self.rounds else ""
@@ -142,9 +139,6 @@ class Display(Progress):
             scores = "  ".join("-" if v is None else f"{v:.1f}" for v in job.miou)
             text = f"{job.state}: {job.job.folder.name}  {scores}  {job.detail}"
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def _speed(self) -> float:
-        return self.images / max(monotonic() - self.client_began, 1e-9)
 
     def _left(self) -> str:
         per_step = (monotonic() - self.began) / max(self.done - self.earlier, 1)

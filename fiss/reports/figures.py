@@ -1,11 +1,11 @@
-"""Plots and tables as pieces of HTML, and the page around them: matplotlib's SVG and PNG embedded, readable for
-colour-blind people."""
+"""Plots and tables as pieces of HTML: matplotlib's SVG and PNG embedded, readable for colour-blind people."""
 
 import base64
-import html
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from markupsafe import Markup
 
 from fiss.runs.run import html_table
 
@@ -23,7 +23,7 @@ def figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def svg(drawn: Any, alt: str) -> str:
+def svg(drawn: Any, alt: str) -> Markup:
     """A figure as an embedded SVG, its text as text."""
     from matplotlib import rc_context
 
@@ -33,17 +33,17 @@ def svg(drawn: Any, alt: str) -> str:
     return image(data.getvalue(), "svg+xml", alt)
 
 
-def png(drawn: Any, alt: str) -> str:
+def png(drawn: Any, alt: str) -> Markup:
     """A figure as an embedded PNG."""
     data = io.BytesIO()
     drawn.savefig(data, format="png", dpi=80)
     return image(data.getvalue(), "png", alt)
 
 
-def image(data: bytes, kind: str, alt: str) -> str:
+def image(data: bytes, kind: str, alt: str) -> Markup:
     """Bytes of a picture, embedded."""
     text = base64.b64encode(data).decode()
-    return f'<div class="plot"><img alt="{html.escape(alt)}" src="data:image/{kind};base64,{text}"></div>'
+    return Markup('<div class="plot"><img alt="{}" src="data:image/{};base64,{}"></div>').format(alt, kind, text)
 
 
 def finish(axes: Any, title: str, legend: bool = True, **settings: Any) -> None:
@@ -67,14 +67,14 @@ def style(number: int) -> dict[str, Any]:
 
 def grid(
     rows: Sequence[str], columns: Sequence[str], values: Any, title: str, limits: tuple[float, float], colours: str
-) -> str:
+) -> Markup:
     """A heat map with its numbers in it; grey is not there. More columns than fit a screen go into several."""
     import numpy as np
 
     if len(columns) > ACROSS:
         starts = range(0, len(columns), ACROSS)
         parts = ((columns[a : a + ACROSS], [row[a : a + ACROSS] for row in values]) for a in starts)
-        return "".join(grid(rows, some, cells, title, limits, colours) for some, cells in parts)
+        return Markup("").join(grid(rows, some, cells, title, limits, colours) for some, cells in parts)
 
     cells = np.array([[np.nan if v is None else v for v in row] for row in values], float)
     left, below = (max(map(len, names), default=0) for names in (rows, columns))  # letters
@@ -98,12 +98,12 @@ def grid(
     return svg(drawn, title)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     """A table of strings."""
-    return f'<div class="wide">{html_table(head, rows)}</div>'
+    return Markup(f'<div class="wide">{html_table(head, rows)}</div>')
 
 
-def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> str:
+def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> Markup:
     """Rows of small pictures under headings; None leaves a place empty."""
     drawn = figure(1.5 * len(heads), 1.55 * len(rows) + 0.3)
     places = drawn.subplots(len(rows), len(heads), squeeze=False)
@@ -115,28 +115,3 @@ def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> str:
             if y == 0:
                 places[y][x].set_title(head, fontsize=9)
     return png(drawn, alt)
-
-
-def page(body: str) -> str:
-    """A whole HTML page, for phones and wide screens."""
-    return PAGE.replace("BODY", body)
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fiss report</title>
-<link rel="icon" href="data:,">
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 0 1rem 3rem; max-width: 72rem; color: #1e1e1e; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; } h3 { font-size: 1rem; margin: 1rem 0 .25rem; }
-.plot, .wide { overflow-x: auto; } .plot img { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.notes { background: #fff4d6; border-left: 4px solid #e69f00; padding: .1rem 1rem; }
-pre { overflow-x: auto; font-size: .8rem; background: #f6f6f6; padding: 1rem; }
-@media (max-width: 40rem) { body { padding: 0 .6rem 2rem; } .plot img { min-width: 30rem; max-width: none; } }
-</style></head><body>
-BODY
-</body></html>
-"""

@@ -86,38 +86,20 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
     return dict(runs), notes
 
 
+def _made(table: Mapping[str, Any], what: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Comparison:
+    return Comparison(f"{table['table']}: {what}, ours / published", tuple(head), tuple(map(tuple, rows)), ())
+
+
 def _pair(ours: Sequence[float | None], theirs: float | None) -> str:
     return f"{cell(ours)} / {cell([theirs])}"
 
 
-def _last(runs: Runs, method: str, value: Callable[[ScoreRecord], float | None]) -> list[float | None]:
-    return [value(ends[-1]) for ends in runs.get(method, [])]
-
-
-def _difference(runs: Runs, method: str) -> list[float | None]:
-    """How much FBL is ahead, of the means over seeds."""
-    ours, other = ([v for v in _last(runs, m, lambda r: r.miou) if v is not None] for m in ("fbl", method))
-    return [mean(ours) - mean(other)] if ours and other and method != "fbl" else []
-
-
-def _classes(table: Mapping[str, Any], runs: Runs) -> Comparison:
-    """Tables 1 to 3: IoU of every class, mIoU, and FBL's lead."""
-    methods = table["methods"]
-    rows: list[tuple[str, ...]] = []
-    for i, name in enumerate(("background", *voc.CLASSES)):
-        cells = (
-            _pair(_last(runs, m, lambda r, name=name: r.iou.get(name)), row["iou_per_class"][i])  # type: ignore[misc]
-            for m, row in methods.items()
-        )
-        rows.append((name, *cells))
-    rows += _closing(methods, runs)
-    return Comparison(f"{table['table']}: IoU, ours / published", ("", *methods), tuple(rows), ())
-
-
-def _closing(methods: Mapping[str, Any], runs: Runs) -> list[tuple[str, ...]]:
-    miou = (_pair(_last(runs, m, lambda r: r.miou), row["miou"]) for m, row in methods.items())
-    lead = (_pair(_difference(runs, m), row["fbl_improvement"]) for m, row in methods.items())
-    return [("mIoU", *miou), ("Imp.", *lead)]
+def _last(runs: Runs, method: str, name: str = "") -> list[float | None]:
+    """Of each run's last model: the IoU of a class, the mean of classes such as "0-16", or that of all."""
+    ends = [scores[-1] for scores in runs.get(method, [])]
+    if not name:
+        return [end.miou for end in ends]
+    return [_mean_of(end, name) if name[0].isdigit() else end.iou.get(name) for end in ends]
 
 
 def _mean_of(record: ScoreRecord, ids: str) -> float | None:
@@ -128,44 +110,56 @@ def _mean_of(record: ScoreRecord, ids: str) -> float | None:
     return mean(values) if values else None
 
 
+def _closing(runs: Runs, method: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    """mIoU, and how much FBL is ahead, of the means over seeds."""
+    ours, other = ([v for v in _last(runs, m) if v is not None] for m in ("fbl", method))
+    lead = [mean(ours) - mean(other)] if ours and other and method != "fbl" else []
+    return _pair(_last(runs, method), row["miou"]), _pair(lead, row["fbl_improvement"])
+
+
+def _columns(table: Mapping[str, Any], runs: Runs, what: str, names: Sequence[str], key: str) -> Comparison:
+    """A column for each method, a row for each of those names; mIoU and FBL's lead below."""
+    columns = [("classes" if key == "miou_per_group" else "", *names, "mIoU", "Imp.")]
+    for method, row in table["methods"].items():
+        theirs = row[key].values() if isinstance(row[key], Mapping) else row[key]
+        cells = [_pair(_last(runs, method, name), value) for name, value in zip(names, theirs, strict=True)]
+        columns.append((method, *cells, *_closing(runs, method, row)))
+    head, *rows = zip(*columns, strict=True)
+    return _made(table, what, head, rows)
+
+
+def _classes(table: Mapping[str, Any], runs: Runs) -> Comparison:
+    """Tables 1 to 3: IoU of every class."""
+    return _columns(table, runs, "IoU", ("background", *voc.CLASSES), "iou_per_class")
+
+
 def _groups(table: Mapping[str, Any], runs: Runs) -> Comparison:
     """Table 4: mIoU of ten classes at a time."""
-    methods = table["methods"]
-    rows = []
-    for group in next(iter(methods.values()))["miou_per_group"]:
-        cells = (
-            _pair(_last(runs, m, lambda r, g=group: _mean_of(r, g)), row["miou_per_group"][group])  # type: ignore[misc]
-            for m, row in methods.items()
-        )
-        rows.append((group, *cells))
-    rows += _closing(methods, runs)
-    return Comparison(f"{table['table']}: mIoU, ours / published", ("classes", *methods), tuple(rows), ())
+    names = list(next(iter(table["methods"].values()))["miou_per_group"])
+    return _columns(table, runs, "mIoU", names, "miou_per_group")
 
 
 def _parts(table: Mapping[str, Any], runs: Runs) -> Comparison:
     """Table 5: ablations, old and new classes as the paper divides them."""
     methods = table["methods"]
-    parts = [key for key in next(iter(methods.values())) if key.startswith("miou_")]
-    rows = []
-    for method, row in methods.items():
-        cells = [
-            _pair(_last(runs, method, lambda r, p=part: _mean_of(r, p.removeprefix("miou_"))), row[part])  # type: ignore[misc]
-            for part in parts
-        ]
-        cells.append(_pair(_last(runs, method, lambda r: r.miou), row["miou"]))
-        cells.append(_pair(_difference(runs, method), row["fbl_improvement"]))
-        rows.append((method, *cells))
-    head = ("", *(part.removeprefix("miou_") for part in parts), "mIoU", "Imp.")
-    return Comparison(f"{table['table']}: mIoU, ours / published", head, tuple(rows), ())
+    parts = [key.removeprefix("miou_") for key in next(iter(methods.values())) if key.startswith("miou_")]
+    rows = [
+        (m, *(_pair(_last(runs, m, part), row[f"miou_{part}"]) for part in parts), *_closing(runs, m, row))
+        for m, row in methods.items()
+    ]
+    return _made(table, "mIoU", ("", *parts, "mIoU", "Imp."), rows)
 
 
 def _tasks(table: Mapping[str, Any], runs: Runs) -> Comparison:
     """Tables 6 and 7: mIoU after each task."""
-    count = len(next(iter(table["methods"].values())))
-    rows = []
-    for method, theirs in table["methods"].items():
-        ours = runs.get(method, [])
-        cells = (_pair([e[t].miou for e in ours if t < len(e)], theirs[t]) for t in range(count))
-        rows.append((method, *cells))
-    head = ("", *(f"task {t}" for t in range(count)))
-    return Comparison(f"{table['table']}: mIoU, ours / published", head, tuple(rows), ())
+    rows = [
+        (
+            m,
+            *(
+                _pair([ends[t].miou for ends in runs.get(m, []) if t < len(ends)], miou)
+                for t, miou in enumerate(theirs)
+            ),
+        )
+        for m, theirs in table["methods"].items()
+    ]
+    return _made(table, "mIoU", ("", *(f"task {t}" for t in range(len(rows[0]) - 1))), rows)

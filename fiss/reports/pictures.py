@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fiss.config.presets import label
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.data.transforms import TrainingImages, normalise, stack
-from fiss.errors import UserError
+from fiss.errors import UserError, writing
 from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
@@ -49,10 +49,7 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    colours = colours_of(len(opened[0].classes) + 1)
-    for row, i in enumerate(images):
-        picture, mask = opened[0].split.read(i)
-        tiles = [picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)]
+    for row, tiles in enumerate(_beside(opened[0], images, seen)):
         for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
             axes = figure.add_subplot(grid[row, column])
             axes.imshow(tile, interpolation="nearest")
@@ -69,7 +66,8 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
-    figure.savefig(out)
+    with writing(out):
+        figure.savefig(out)
 
 
 def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:
@@ -106,25 +104,30 @@ def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str]
     validation = Validation.of_run(folder, progress)
     images = _chosen(validation, folder, models[max(models)])[:3]
     seen = [_predictions(validation, folder, name, images) for name in models.values()]
-    colours = colours_of(len(validation.classes) + 1)
-    rows = []
-    for row, i in enumerate(images):
+    return ["image", "truth", *(f"task {task}" for task in models)], _beside(validation, images, seen)
+
+
+def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
+    """By image: the image, the truth, and what each of several models sees in it."""
+    colours, rows = colours_of(len(validation.classes) + 1), []
+    for i, *labels in zip(images, *seen, strict=True):
         picture, mask = validation.split.read(i)
-        rows.append([picture, paint(mask.astype(np.int64), colours), *(paint(s[row], colours) for s in seen)])
-    return ["image", "truth", *(f"task {task}" for task in models)], rows
+        rows.append([picture, *(paint(ids.astype(np.int64), colours) for ids in (mask, *labels))])
+    return rows
 
 
 def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
-    learns from in its last epoch (white: ignored). Thresholds come from these images alone. None where the method makes
-    no pseudo labels, there was no second task, or the images are the sites' own."""
+    learns from in its last epoch (white: ignored), the student being the model after the task. Thresholds come from
+    these images alone. None where the method makes no pseudo labels, there was no second task, or the images are the
+    sites' own."""
     config, models = folder.config(), folder.last_models()
     method = config.method
     if not isinstance(method, PseudoLabelled) or len(models) < 2 or folder.deployed:
         return None
     scenario, task = open_scenario(config, Progress()), max(models)  # its notices were given when it ran
-    model, known = scenario.validation.model(folder, models[task - 1])
-    space = scenario.validation.readable(folder.read_weights(models[task]).label_space)
+    (teacher, known), (student, space) = (scenario.validation.model(folder, models[t]) for t in (task - 1, task))
+    space = scenario.validation.readable(space)
     holding = next((held for (t, _), held in scenario.plan.holdings.items() if t == task and held.images), None)
     if holding is None:
         return None
@@ -135,10 +138,10 @@ def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] |
     colours, rows = colours_of(len(scenario.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
     with torch.no_grad():
-        images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], model.divisor)
-        output = model(normalise(images))
+        images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], student.divisor)
+        batch = normalise(images)
         rounds = config.world.rounds * config.training.epochs_in(task == 0)
-        step = Step(labels, output, output, space, known.channels, rounds - 1, {})
+        step = Step(labels, student(batch), teacher(batch), space, known.channels, rounds - 1, {})
         if method.needs_preview:
             method.preview(step)
         given, _ = method.relabel(step)

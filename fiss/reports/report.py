@@ -1,22 +1,25 @@
-"""One HTML page about runs: which method forgot what, and how it came to that. No network, no scripts.
+"""One HTML page about runs: which method forgot what, and how it came to that. page.html says what stands where.
 
 Plots are matplotlib's, embedded as SVG; pictures are PNG. Whatever is missing, damaged or different between runs is
 said at the top, and the rest is shown.
 """
 
-import html
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from statistics import mean
+
+from jinja2 import Template
+from markupsafe import Markup
 
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import SAME_ROW, differences, row_key
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.reports.comparison import cell, compare, labels, why_no_score
-from fiss.reports.figures import figure, finish, grid, page, style, svg, table, tiles
+from fiss.reports.figures import figure, finish, grid, style, svg, table, tiles
 from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
 from fiss.reports.timeline import accepted, calendar, losses, monitored
 from fiss.runs.folder import RunFolder, write_atomically
@@ -50,28 +53,24 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     done = _by_label(run for run in runs if run.ends and run.finished)
     firsts = [several[0] for several in by_label.values()]
     pictures, pseudo = _pictures(firsts, progress, notes)
-    forgot = [_forgetting(done), _words(done)] if done else ["<p>No run is finished yet.</p>"]
-    sections = [
-        ("Which method forgot what", forgot if scored else []),
-        ("Task by task", [_curves(scored), _comparison(scored)] if scored else []),
-        ("Old against new", [_trade(done)]),
-        ("IoU of every class after every task", [_heat(scored)]),
-        ("Classes and background taken for each other", [_background(done)]),
-        ("Pictures", pictures),
-        ("Pseudo labels", [*(accepted(run.label, run.rounds) for run in firsts), *pseudo]),
-        ("Losses, time, traffic", [losses({run.label: run.rounds for run in firsts}), _time(by_label)]),
-        ("Clients and their data", [_clients(firsts[0]), _timeline(firsts)]),
-        ("Configs", [_configs(firsts)]),
-    ]
-    body = [f"<h1>{html.escape(', '.join(by_label))}</h1>"]
-    if notes:
-        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-        body.append(f'<section class="notes"><h2>Please note</h2><ul>{items}</ul></section>')
-    for title, parts in sections:
-        shown = [part for part in parts if part]
-        if shown:
-            body.append(f"<section><h2>{html.escape(title)}</h2>{''.join(shown)}</section>")
-    write_atomically(out, page("\n".join(body)).encode())
+    page = Template(files("fiss.reports").joinpath("page.html").read_text(encoding="utf-8"), autoescape=True)
+    text = page.render(
+        labels=by_label,
+        notes=notes,
+        scored=scored,
+        ranked=_ranked(done),
+        forgetting=_forgetting(done),
+        curves=_curves(scored) + _comparison(scored) if scored else "",
+        trade=_trade(done),
+        classes=_heat(scored),
+        background=_background(done),
+        pictures=pictures,
+        pseudo_labels=Markup().join(accepted(run.label, run.rounds) for run in firsts) + pseudo,
+        losses=losses({run.label: run.rounds for run in firsts}) + _time(by_label),
+        clients=_clients(firsts[0]) + _timeline(firsts),
+        runs=[(run, to_toml(_shown(run.config)), _origins(run)) for run in firsts],
+    )
+    write_atomically(out, text.encode())
 
 
 def _by_label(runs: Iterable[Run]) -> Labelled:
@@ -125,7 +124,7 @@ def _classes(by_label: Labelled) -> list[str]:
     return max((list(run.ends[-1].iou) for runs in by_label.values() for run in runs), key=len, default=[])
 
 
-def _forgetting(by_label: Labelled) -> str:
+def _forgetting(by_label: Labelled) -> Markup:
     """Final IoU minus the best after an earlier task, by method and class."""
     names = [name for name in _classes(by_label) if name != "background"]
 
@@ -142,27 +141,19 @@ def _forgetting(by_label: Labelled) -> str:
             shown.append(label)
     kept = [i for i in range(len(names)) if any(row[i] is not None for row in rows)]
     if not kept:
-        return "<p>Nothing to forget yet: only one task was learnt.</p>"
+        return Markup()
     title = "points of IoU lost (orange) or gained (purple) since a class was known best"
     return grid(shown, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr")
 
 
-def _words(by_label: Labelled) -> str:
-    """The same in words."""
-    items = []
-    ranked = sorted(by_label.items(), key=lambda pair: -(_mean(run.ends[-1].miou for run in pair[1]) or 0))
-    for label, runs in ranked:
-        last = [run.ends[-1] for run in runs]
-        miou, lost, new = _mean(s.miou for s in last), _mean(s.forgetting for s in last), _mean(s.new for s in last)
-        text = f"<b>{html.escape(label)}</b>" + ("" if miou is None else f": {miou:.1f} mIoU after its last task")
-        if lost is not None and new is not None:
-            word = f"forgot {lost:.1f} points of the old classes" if lost > 0.5 else "forgot next to nothing"
-            text += f"; it {word} and learnt the newest ones to {new:.1f}"
-        items.append(f"<li>{text}.</li>")
-    return f"<ol>{''.join(items)}</ol>"
+def _ranked(by_label: Labelled) -> list[tuple[str, list[float | None]]]:
+    """Methods, the best first: mIoU after the last task, what was forgotten, mIoU of the newest classes."""
+    keys = ("miou", "forgetting", "new")
+    found = {label: [_mean(getattr(run.ends[-1], k) for run in runs) for k in keys] for label, runs in by_label.items()}
+    return sorted(found.items(), key=lambda row: -(row[1][0] or 0))
 
 
-def _curves(by_label: Labelled) -> str:
+def _curves(by_label: Labelled) -> Markup:
     drawn = figure(9, 3.8)
     left, right = drawn.subplots(1, 2)
     for axes, key, title in ((left, "miou", "all classes"), (right, "old", "old classes (task 0: the first)")):
@@ -178,16 +169,16 @@ def _curves(by_label: Labelled) -> str:
     return svg(drawn, "mIoU after each task")
 
 
-def _comparison(by_label: Labelled) -> str:
+def _comparison(by_label: Labelled) -> Markup:
     runs = [run for several in by_label.values() for run in several]
     try:
         made = compare([run.path for run in runs], runs[0].config.evaluation.views[0])
     except UserError as error:
-        return f"<p>{html.escape(str(error))}</p>"
+        return Markup("<p>{}</p>").format(error)
     return table(made.head, made.rows)
 
 
-def _trade(by_label: Labelled) -> str:
+def _trade(by_label: Labelled) -> Markup:
     drawn = figure(6, 4.2)
     axes = drawn.subplots()
     for number, (label, runs) in enumerate(by_label.items()):
@@ -196,15 +187,15 @@ def _trade(by_label: Labelled) -> str:
         if pairs:
             axes.plot(*zip(*pairs, strict=True), label=label, **(style(number) | {"linestyle": "none"}))
     if not axes.lines:
-        return ""
+        return Markup()
     axes.set(xlabel="old classes after the last task, mIoU %", ylabel="newest classes, mIoU %")
     axes.set(xlim=(0, 100), ylim=(0, 100))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    return svg(drawn, "old against new classes") + "<p>Up and to the right is better.</p>"
+    return svg(drawn, "old against new classes")
 
 
-def _heat(by_label: Labelled) -> str:
+def _heat(by_label: Labelled) -> Markup:
     names = _classes(by_label)
     parts = []
     for label, runs in by_label.items():
@@ -212,10 +203,10 @@ def _heat(by_label: Labelled) -> str:
         values = [_means(runs, lambda r, n=name: r.iou.get(n)) for name in names]  # type: ignore[misc]
         rows = [[column[t] for column in values] for t in range(tasks)]
         parts.append(grid([f"task {t}" for t in range(tasks)], names, rows, f"{label}: IoU, %", (0, 100), "cividis"))
-    return "".join(parts)
+    return Markup().join(parts)
 
 
-def _background(by_label: Labelled) -> str:
+def _background(by_label: Labelled) -> Markup:
     names = [name for name in _classes(by_label) if name != "background"]
     titles = {
         "to_background": "share of a class's pixels that the last model calls background, %",
@@ -229,10 +220,10 @@ def _background(by_label: Labelled) -> str:
             rows.append([_mean(share.get(name) for share in shares) for name in names])
         if any(v is not None for row in rows for v in row):
             parts.append(grid(list(by_label), names, rows, title, (0, 100), "cividis"))
-    return "".join(parts)
+    return Markup().join(parts)
 
 
-def _time(by_label: Labelled) -> str:
+def _time(by_label: Labelled) -> Markup:
     """The first task may have been taken over from another run, so it is not counted where there are others."""
     later = any(record.task for runs in by_label.values() for run in runs for record in run.rounds)
     rows = []
@@ -249,7 +240,7 @@ def _time(by_label: Labelled) -> str:
     return table(("method", "runs", spent, "images/s", "MB of a model", "updates", "GB each way"), rows)
 
 
-def _clients(run: Run) -> str:
+def _clients(run: Run) -> Markup:
     """How many images each client held in each task, as planned or, in a real federation, as it last said."""
     if run.splits is not None:
         held: dict[tuple[int, Client], int] = {
@@ -260,24 +251,24 @@ def _clients(run: Run) -> str:
         held = {(record.task, reply.client): reply.images for record in run.rounds for reply in record.replies}
         tasks = max((task for task, _ in held), default=0) + 1
     if not held:
-        return ""
+        return Markup()
     clients = sorted({client for _, client in held})
     rows = [[held.get((task, client)) for task in range(tasks)] for client in clients]
     names = [f"client {client}" if isinstance(client, int) else client for client in clients]
-    shown = f"images held by each client that took part ({html.escape(run.label)}, seed {run.config.seed})"
+    shown = f"images held by each client that took part ({run.label}, seed {run.config.seed})"
     return grid(names, [f"task {t}" for t in range(tasks)], rows, shown, (0, max(*held.values(), 1)), "cividis")
 
 
-def _timeline(runs: Sequence[Run]) -> str:
+def _timeline(runs: Sequence[Run]) -> Markup:
     """Who trained when; and where tasks are not told, what the clients measured and what their monitors saw."""
     longest = max(runs, key=lambda run: len(run.rounds))
     if not longest.rounds:
-        return ""
+        return Markup()
     drawn = [calendar(longest.label, longest.rounds)]
     for run in runs:
         if run.splits is not None and run.splits.transitions is not None and probed(run.rounds):
             drawn.append(monitored(run.label, run.rounds, run.splits.transitions))
-    return "".join(drawn)
+    return Markup().join(drawn)
 
 
 def _shown(config: Config) -> Config:
@@ -286,33 +277,25 @@ def _shown(config: Config) -> Config:
     return replace(config, federation=replace(config.federation, private_names=hidden))
 
 
-def _configs(runs: Sequence[Run]) -> str:
-    return "".join(
-        f"<details><summary>{html.escape(run.label)}: {html.escape(str(run.path))}</summary>"
-        f"{_origins(run)}<pre>{html.escape(to_toml(_shown(run.config)))}</pre></details>"
-        for run in runs
-    )
-
-
-def _origins(run: Run) -> str:
+def _origins(run: Run) -> Markup:
     records = RunFolder(run.path).origins()
     keys = list(dict.fromkeys(key for record in records for key in record))
-    return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else ""
+    return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else Markup()
 
 
-def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tuple[list[str], list[str]]:
+def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tuple[Markup, Markup]:
     """What each run sees in a few images after every task, and its pseudo labels, each beside the truth."""
-    seen, pseudo = [], []
+    seen, pseudo = Markup(), Markup()
     progress.start("drawing runs", len(runs))
     for run in runs:
-        name = html.escape(run.label)
         try:
             folder = RunFolder.open(run.path)
             rows = segmentation_tiles(folder, Progress())  # its notices were given when it ran
-            seen.append(f"<h3>{name}</h3>" + tiles(*rows, f"segmentations of {run.label}"))
+            seen += Markup("<h3>{}</h3>").format(run.label) + tiles(*rows, f"segmentations of {run.label}")
             if (given := pseudo_label_tiles(folder)) is not None:
                 alt = f"pseudo labels of {run.label} beside the truth"
-                pseudo.append(f"<h3>{name}: pseudo labels beside the truth</h3>" + tiles(*given, alt))
+                title = Markup("<h3>{}: pseudo labels beside the truth</h3>").format(run.label)
+                pseudo += title + tiles(*given, alt)
         except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures ({error})")
         progress.advance()

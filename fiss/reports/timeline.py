@@ -1,12 +1,13 @@
 """A run over its rounds: who trained, what clients measured in their own data, what their monitors saw, and what
 training came to."""
 
-import html
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
 from typing import Any
+
+from markupsafe import Markup
 
 from fiss.monitors.accuracy import by_client, total
 from fiss.reports.figures import COLOURS, figure, finish, style, svg, table
@@ -15,7 +16,7 @@ from fiss.runs.records import RoundRecord, probed
 Rounds = Sequence[RoundRecord]
 
 
-def calendar(label: str, rounds: Rounds) -> str:
+def calendar(label: str, rounds: Rounds) -> Markup:
     """Who was asked in which round, and where a client passed to a new task."""
     replies = [(record.round, reply) for record in rounds for reply in record.replies]
     names = sorted({reply.client for _, reply in replies if isinstance(reply.client, str)})
@@ -36,10 +37,10 @@ def calendar(label: str, rounds: Rounds) -> str:
         axes.yaxis.get_major_locator().set_params(integer=True)
     if asked:
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return f"<h3>{html.escape(label)}: rounds and transitions</h3>" + svg(drawn, "who trained in which round")
+    return Markup("<h3>{}: rounds and transitions</h3>").format(label) + svg(drawn, "who trained in which round")
 
 
-def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> str:
+def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> Markup:
     """Entropy and contradicted pixels of every client over the rounds, with its true transitions and the firings of
     its monitor; and how the monitor did."""
     drawn = figure(9, 5)
@@ -71,11 +72,11 @@ def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> 
         )
         for name, s in [*((str(client), seen) for client, seen in parts.items()), ("all", total(parts.values()))]
     ]
-    title = f"<h3>{html.escape(label)}: what the monitors saw</h3>"
+    title = Markup("<h3>{}: what the monitors saw</h3>").format(label)
     return title + svg(drawn, "what clients measured in every round") + table(head, rows)
 
 
-def accepted(label: str, rounds: Rounds) -> str:
+def accepted(label: str, rounds: Rounds) -> Markup:
     """Accepted share of offered pixels by local epoch, all clients of a task together; nothing where none were."""
     asked: dict[int, dict[int, float]] = defaultdict(dict)
     counts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(
@@ -89,7 +90,7 @@ def accepted(label: str, rounds: Rounds) -> str:
                 cell[0] += offered
                 cell[1] += line["accepted"].get(name, 0)
     if not counts:
-        return ""
+        return Markup()
     drawn = figure(4.2 * len(counts), 3.4)
     for axes, (task, by_class) in zip(drawn.subplots(1, len(counts), squeeze=False)[0], counts.items(), strict=True):
         often = sorted(by_class, key=lambda n: -sum(o for o, _ in by_class[n].values()))[:10]
@@ -99,10 +100,10 @@ def accepted(label: str, rounds: Rounds) -> str:
         wanted = {epoch: 100 * share for epoch, share in sorted(asked[task].items())}
         axes.plot(list(wanted), list(wanted.values()), color="#888888", linewidth=4, alpha=0.4, label="asked for")
         finish(axes, f"task {task}", xlabel="local epoch", ylabel="accepted, %", ylim=(0, 105))
-    return f"<h3>{html.escape(label)}: accepted of the offered pixels</h3>" + svg(drawn, "accepted pseudo labels")
+    return Markup("<h3>{}: accepted of the offered pixels</h3>").format(label) + svg(drawn, "accepted pseudo labels")
 
 
-def losses(by_label: Mapping[str, Rounds]) -> str:
+def losses(by_label: Mapping[str, Rounds]) -> Markup:
     """The terms of each run's loss by round, the mean over its clients."""
     rows = (len(by_label) + 2) // 3
     drawn = figure(9, 2.6 * rows)

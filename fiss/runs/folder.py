@@ -18,19 +18,19 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import config_digest
-from fiss.errors import UserError
+from fiss.errors import UserError, writing
 from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.runs.lock import locked
 from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
-from fiss.runs.sums import SumsFiles
+from fiss.runs.sums import SumsFiles, remembered
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
@@ -136,8 +136,8 @@ class RunFolder:
 
     def append(self, log: str, record: RoundRecord | ScoreRecord) -> None:
         """One more line; it counts once the state is committed."""
-        line = json.dumps(to_json(record), allow_nan=False)
-        with (self.path / log).open("a", encoding="utf-8") as file:
+        line, path = json.dumps(to_json(record), allow_nan=False), self.path / log
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def rounds(self, finished: bool = False) -> Records[RoundRecord]:
@@ -169,36 +169,34 @@ class RunFolder:
 
     def commit(self, state: State, weights: str, keep: int) -> None:
         """Make a finished round count. `weights` names where its model goes."""
-        server, last = state.server, self._record()
-        digests = {**last.get("digests", {}), last.get("weights"): last.get("sha256")}
-        digest = self.write_weights(weights, server.label_space, server.weights)
+        server, digests = state.server, self.digests()
+        digests[weights] = self.write_weights(weights, server.label_space, server.weights)
         kept = {snapshot.name: snapshot for snapshot in (*server.before, *server.teachers.values()) if snapshot}
         for name, snapshot in kept.items():
             if name not in digests or not self._weights(name).is_file():
                 digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
-        record = {
+        there = {path.stem: path for path in sorted((self.path / "weights").glob("*.safetensors"))}
+        old = [name for name in there if name.startswith("round-")][:-keep]
+        old += [name for name in there if name.startswith("before-") and name not in kept]  # nobody's teacher any more
+        record: dict[str, Any] = {
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
             "config": config_digest(self.config()),
             "weights": weights,
-            "sha256": digest,
-            "digests": {name: digests[name] for name in sorted(kept)},
+            "sha256": digests[weights],
+            "digests": {name: digests[name] for name in there if name in digests and name not in old},
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
             "taught": {str(client): snapshot.name for client, snapshot in sorted(server.teachers.items())},
             "lengths": {log: _flush(self.path / log) for log in LOGS},
-            "memories": {str(client): _remembered(memory) for client, memory in sorted(state.memories.items())},
+            "memories": {str(client): remembered(memory) for client, memory in sorted(state.memories.items())},
         }
         if server.collected is not None:
             record["collected"] = self.sums.write(server.collected, state.next_round)
         write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
+        for name in old:
+            there[name].unlink()
         self.sums.clear(record.get("collected", {}))
-        weights_folder = self.path / "weights"
-        for old in sorted(weights_folder.glob("round-*.safetensors"))[:-keep]:
-            old.unlink()
-        for old in weights_folder.glob("before-*.safetensors"):
-            if old.stem not in kept:  # nobody's teacher any more
-                old.unlink()
 
     def restore(self) -> State | None:
         """The last finished round, logs cut to it; None if no round was finished."""
@@ -226,8 +224,7 @@ class RunFolder:
                 for client, memory in record["memories"].items()
             }
             next_round, finished = int(record["next_round"]), bool(record["finished"])
-            name, digest = str(record["weights"]), str(record["sha256"])
-            digests = {str(known): str(value) for known, value in record.get("digests", {}).items()}
+            name = str(record["weights"])
             before = list(record.get("before", ()))
             if record.get("teacher"):  # earlier versions kept that of announced tasks apart
                 before = [*before, record["teacher"]]
@@ -235,10 +232,10 @@ class RunFolder:
             collected = self.sums.read(record["collected"]) if "collected" in record else None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
-        model = self.read_weights(name, digest)
+        model = self.read_weights(name)
         for log, length in lengths.items():
             _cut(self.path / log, length)
-        kept = {known: self.read_weights(known, digests.get(known)) for known in {*before, *taught.values()} if known}
+        kept = {known: self.read_weights(known) for known in {*before, *taught.values()} if known}
         server = Server(
             model.label_space,
             model.weights,
@@ -262,6 +259,12 @@ class RunFolder:
 
     # Weights
 
+    def digests(self) -> dict[str, str]:
+        """By name, those of the models that are kept; earlier versions knew the last one's and the teachers'."""
+        record = self._record()
+        last = {record["weights"]: record["sha256"]} if {"weights", "sha256"} <= record.keys() else {}
+        return {str(name): str(digest) for name, digest in {**record.get("digests", {}), **last}.items()}
+
     def write_weights(self, name: str, label_space: LabelSpace, weights: Weights) -> str:
         """Write a model; gives its digest."""
         from safetensors.torch import save
@@ -272,13 +275,13 @@ class RunFolder:
         write_atomically(self._weights(name), data)
         return hashlib.sha256(data).hexdigest()
 
-    def read_weights(self, name: str, digest: str | None = None) -> Snapshot:
+    def read_weights(self, name: str) -> Snapshot:
         """A model of this run: its weights, and the label space that rebuilds it."""
         path = self._weights(name)
         if not path.is_file():
             there = sorted(p.stem for p in path.parent.glob("*.safetensors"))
             raise UserError(f"{path}: there is no such model. This run has: {', '.join(there) or 'none yet'}.")
-        return read_model(path, digest)
+        return read_model(path)
 
     def last_models(self) -> dict[int, str]:
         """By task, the name of the model after it; in a real federation by group of classes, the present one last."""
@@ -294,13 +297,14 @@ class RunFolder:
         return self.path / "weights" / f"{name}.safetensors"
 
 
-def read_model(path: Path, digest: str | None = None) -> Snapshot:
-    """A model file of ours, checked against its digest where one is known."""
+def read_model(path: Path) -> Snapshot:
+    """A model file of ours; one in a run folder is checked against its digest, where that is known."""
     from safetensors import SafetensorError, safe_open
 
+    digest = RunFolder(path.parent.parent).digests().get(path.stem) if path.parent.name == "weights" else None
     try:
         if digest is not None and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise UserError(f"{path}: damaged, its digest is not the one in state.json.")
+            raise UserError(f"{path}: damaged, its digest is not the one in state.json; restore it from a copy.")
         with safe_open(path, framework="pt") as file:
             about = (file.metadata() or {}).get("fiss")
             if about is None:
@@ -314,28 +318,24 @@ def read_model(path: Path, digest: str | None = None) -> Snapshot:
 def write_atomically(path: Path, data: bytes) -> None:
     """The whole file or nothing of it, also if the power goes."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _remembered(memory: Memory) -> dict[str, Any]:
-    """A client's memory as it stands in state.json."""
-    return {k: v for k, v in asdict(memory).items() if k != "counted" or v}
+    with writing(path):
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _flush(path: Path) -> int:
     """Make sure a log is on the disk; gives its length."""
     if not path.is_file():
         return 0
-    with path.open("rb+") as file:
+    with writing(path), path.open("rb+") as file:
         os.fsync(file.fileno())
         return file.seek(0, os.SEEK_END)
 

@@ -5,7 +5,7 @@ where there is nothing to say; unknown keys are ignored, and the lines of earlie
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -248,9 +248,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 def read_rounds(lines: Iterable[Any], where: str) -> Records[RoundRecord]:
     """The lines of rounds.jsonl."""
     found: list[RoundRecord] = []
-    for number, line in enumerate(lines, 1):
-        place = f"{where}, line {number}"
-        line = _mapping(line, place)
+    for place, line in _numbered(lines, where):
         if isinstance(names := line.get("classes"), list):  # of a real federation before it wrote this schema
             last = found[-1] if found else None
             grown = last is not None and 0 < (last.classes or 0) < len(names)
@@ -271,9 +269,7 @@ def read_scores(lines: Iterable[Any], where: str, view: str) -> Records[ScoreRec
     """The lines of scores.jsonl; `view` of those that do not say it. Where nobody knew the tasks, the last score before
     the label space grew ends one, and so does the last of all."""
     found: list[ScoreRecord] = []
-    for number, line in enumerate(lines, 1):
-        place = f"{where}, line {number}"
-        line = _mapping(line, place)
+    for place, line in _numbered(lines, where):
         if "task" not in line:  # of a real federation before it wrote this schema
             last = found[-1] if found else None
             grown = last is not None and 1 < len(last.iou) < len(line.get("iou", ()))
@@ -286,10 +282,13 @@ def read_scores(lines: Iterable[Any], where: str, view: str) -> Records[ScoreRec
     return Records(found)
 
 
-def _mapping(line: Any, where: str) -> dict[str, Any]:
-    if not isinstance(line, dict):
-        raise UserError(f"{where}: damaged or foreign (no record of keys and values).")
-    return dict(line)
+def _numbered(lines: Iterable[Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line and how to name it; a line is a record of keys and values."""
+    for number, line in enumerate(lines, 1):
+        place = f"{where}, line {number}"
+        if not isinstance(line, dict):
+            raise UserError(f"{place}: damaged or foreign (no record of keys and values).")
+        yield place, dict(line)
 
 
 def probed(rounds: Iterable[RoundRecord]) -> list[Probed]:

@@ -6,11 +6,12 @@ the one that its state means.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fiss.errors import UserError
-from fiss.federation.messages import Collected
+from fiss.federation.messages import Collected, Memory
 from fiss.statistics.ledger import Ledger
 
 
@@ -48,6 +49,11 @@ class SumsFiles:
         for path in self.path.glob("ledger-*.safetensors*"):
             if path.name != record.get("ledger"):
                 path.unlink()
+
+
+def remembered(memory: Memory) -> dict[str, Any]:
+    """A client's memory as it stands in state.json; what it counted only where features are added up."""
+    return {key: value for key, value in asdict(memory).items() if key != "counted" or value}
 
 
 def _digest(path: Path) -> str:

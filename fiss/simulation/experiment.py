@@ -86,12 +86,12 @@ def _go_on(
     connect: Connect,
 ) -> None:
     config = scenario.config
-    label_space = state.server.label_space if state else scenario.boundaries.first_space
     if state is not None:
-        load_checked(student, Snapshot("the last round", label_space, state.server.weights), folder.path)
+        now = Snapshot("the last round", state.server.label_space, state.server.weights)
+        load_checked(student, now, folder.path)
     elif base is not None:
         state = _begin_from(base, scenario, folder, student, progress, connect)
-    server = state.server if state else Server(label_space, student.weights())
+    server = state.server if state else Server(scenario.boundaries.first_space, student.weights())
     memories = dict(state.memories) if state else {}
     next_round = state.next_round if state else 0
     if not student.taps:

@@ -28,7 +28,7 @@ from fiss.federation.wire import Message
 from fiss.flare.job import SIMULATION, allow_classes, require_flare, write_job
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
-from fiss.runs.folder import RunFolder
+from fiss.runs.folder import RunFolder, write_atomically
 from fiss.simulation import experiment
 from fiss.simulation.scenario import Scenario, open_scenario
 
@@ -46,12 +46,12 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
     open_scenario(config, progress)  # what is wrong with it is said here, and not in a log
     with TemporaryDirectory(prefix="fiss-flare-") as folder:
         place = Path(folder)
-        (place / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        write_atomically(place / "config.toml", to_toml(config).encode())
         arguments = {"config": str(place / "config.toml")}
         write_job(place / "job", SIMULATION, {**arguments, "out": str(out.absolute())}, arguments)
         (place / "work" / "local").mkdir(parents=True)
         allowed = allow_classes({"format_version": 2, "components": [], "class_allow_list": []})
-        (place / "work" / "local" / "resources.json").write_text(json.dumps(allowed), encoding="utf-8")
+        write_atomically(place / "work" / "local" / "resources.json", json.dumps(allowed).encode())
         words = ["-m", "nvflare.cli", "simulator", str(place / "job"), "-w", str(place / "work")]
         words += ["-n", str(workers), *_at_once(workers, torch.cuda.device_count())]
         log = place / "log.txt"
@@ -68,7 +68,7 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
                 process.wait()
         if not (out / "state.json").is_file() or not RunFolder.open(out).finished():
             kept = out.with_name(out.name + ".flare.log")
-            kept.write_bytes(log.read_bytes())
+            write_atomically(kept, log.read_bytes())
             raise UserError(f"The run on FLARE did not finish; {kept} says why. Give the same command again to go on.")
     return RunFolder.open(out)
 
@@ -105,8 +105,10 @@ def run_server(transport: "Transport", config: str, out: str) -> None:
         experiment.start(read_toml(Path(config)), Path(out), Progress(), connect)
 
 
-def client_worker(folder: Path, config: str) -> Callable[[Message], Message]:
+def client_worker(folder: Path, config: str, differences: bool) -> Callable[[Message], Message]:
     """At FLARE's sites: a function that answers for any simulated client."""
+    if differences:
+        raise UserError("Simulated clients have no privacy filters.")
     scenario = open_scenario(read_toml(Path(config)), Progress())
     student = scenario.network(scenario.boundaries.first_space)
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages

@@ -54,7 +54,17 @@ class Scenario:
 
     def steps(self, start: int = 0) -> int:
         """Optimizer steps of all rounds from `start` on."""
-        return _steps(self.config, self.plan, start)
+        training, plan = self.config.training, self.plan
+
+        def of(task: int, client: int) -> int:
+            images = len(plan.holdings[task, client].images)
+            return training.epochs_in(task == 0) * steps_per_epoch(images, training.batch, training.drop_last)
+
+        return sum(
+            round_plan.steps if round_plan.steps is not None else of(plan.stage(client, round_plan.round)[1], client)
+            for round_plan in plan.round_plans[start:]
+            for client in round_plan.selected
+        )
 
     @cached_property
     def boundaries(self) -> Calendar | Discovery:
@@ -63,7 +73,7 @@ class Scenario:
         if not is_announced(self.config):
             return Discovery(method, seed, self.config.training.horizon)
         rounds = {r.round: Announcement(r.task, r.rounds_left, r.steps) for r in self.plan.round_plans}
-        return Calendar(method, seed, rounds, [self.task_names(task) for task in range(len(self.tasks.tasks))])
+        return Calendar(method, seed, rounds, [tuple(self.names[i - 1] for i in ids) for ids in self.tasks.tasks])
 
     def gathering(self, model: Segmenter) -> Gathering | None:
         """The server's part where features are added up; `model`, one of its networks, has the layers they go
@@ -83,10 +93,6 @@ class Scenario:
         """The classes by the names under which they travel."""
         key = self.config.federation.private_names
         return tuple(private(name, key) for name in self.dataset.classes) if key else self.dataset.classes
-
-    def task_names(self, task: int) -> tuple[str, ...]:
-        """A task's classes by those names."""
-        return tuple(self.names[i - 1] for i in self.tasks.tasks[task])
 
     def site(self, round_: int, client: int) -> Site:
         """What a client owns in a round."""
@@ -215,22 +221,8 @@ def open_scenario(config: Config, progress: Progress) -> Scenario:
         progress.notice("tasks cannot be announced in this world: each client alone knows its own (oracle).")
     everyone = not announced and config.monitor.probed == "all"
     plan = make_plan(config.world, config.tasks, tasks, train.presence, config.seed, everyone)
-    if config.joint:
-        steps = _steps(config, plan)
-        plan = joint_plan(plan, tasks, train.presence, steps)
-        tasks = TaskStream(tasks.classes, (tasks.seen(len(tasks.tasks) - 1),))
-    return Scenario(config, dataset, train, val, tasks, plan)
-
-
-def _steps(config: Config, plan: Plan, start: int = 0) -> int:
-    training = config.training
-
-    def of(task: int, client: int) -> int:
-        images = len(plan.holdings[task, client].images)
-        return training.epochs_in(task == 0) * steps_per_epoch(images, training.batch, training.drop_last)
-
-    return sum(
-        round_plan.steps if round_plan.steps is not None else of(plan.stage(client, round_plan.round)[1], client)
-        for round_plan in plan.round_plans[start:]
-        for client in round_plan.selected
-    )
+    scenario = Scenario(config, dataset, train, val, tasks, plan)
+    if not config.joint:
+        return scenario
+    plan = joint_plan(plan, tasks, train.presence, scenario.steps())
+    return replace(scenario, plan=plan, tasks=TaskStream(tasks.classes, (tasks.seen(len(tasks.tasks) - 1),)))

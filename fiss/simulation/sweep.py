@@ -22,7 +22,7 @@ from fiss.config.presets import choose
 from fiss.errors import UserError, unknown
 from fiss.methods.base import Method
 from fiss.progress import Progress
-from fiss.runs.folder import RunFolder
+from fiss.runs.folder import LOGS, RunFolder, write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.run import Run
 from fiss.simulation.scenario import is_announced
@@ -54,6 +54,21 @@ class Job:
     folder: Path
     base: Path | None
     """The run whose first task it takes over."""
+
+    @property
+    def log(self) -> Path:
+        """What its process says."""
+        return self.folder.parent / ".sweep" / f"{self.folder.name}.log"
+
+    @property
+    def begun(self) -> bool:
+        """Whether its folder holds a run."""
+        return (self.folder / "config.toml").is_file()
+
+    @property
+    def first_task_done(self) -> bool:
+        """Whether the model after its first task is written; that is enough for others to begin."""
+        return (self.folder / "weights" / "task-0.safetensors").is_file()
 
 
 def plan(preset: Config, names: Sequence[str], seeds: Sequence[int], out: Path, share: bool = False) -> list[Job]:
@@ -172,26 +187,17 @@ def sweep(
 def refresh(status: JobStatus) -> None:
     """Read from the run folder what there is to know."""
     job = status.job
-    if not (job.folder / "config.toml").is_file():
+    sizes = tuple(log.stat().st_size if (log := job.folder / name).is_file() else 0 for name in LOGS)
+    if not job.begun or sizes == status.sizes:
         return
-    folder = RunFolder.open(job.folder)
-    sizes = tuple(
-        p.stat().st_size if p.is_file() else 0 for p in (job.folder / "scores.jsonl", job.folder / "rounds.jsonl")
-    )
-    if sizes == status.sizes:
-        return
-    status.sizes = sizes
+    status.sizes, folder = sizes, RunFolder.open(job.folder)
     try:
-        ends, rounds = folder.ends(_view(job)), len(folder.rounds())
+        ends, rounds = folder.ends(job.config.evaluation.views[0]), len(folder.rounds())
     except UserError:
         return  # a line is being written
     status.miou = tuple(score.miou for score in ends)
     if status.state == "running":
         status.detail = f"task {len(ends)}, {rounds} rounds done"
-
-
-def _view(job: Job) -> str:
-    return job.config.evaluation.views[0]
 
 
 def check(jobs: Sequence[Job]) -> None:
@@ -201,7 +207,7 @@ def check(jobs: Sequence[Job]) -> None:
             raise UserError(
                 f"Two runs of this sweep would both be {job.folder}: give the config files other names inside."
             )
-        if not (job.folder / "config.toml").is_file():
+        if not job.begun:
             continue
         there = RunFolder.open(job.folder).config()
         if there.base and job.base:  # the folder of a sweep may have been moved since
@@ -234,22 +240,24 @@ def _play(jobs: Sequence[Job], parallel: int, progress: Progress) -> list[JobSta
     try:
         while any(p.state in ("waiting", "running") for p in board.values()):
             for folder, status in board.items():
-                if status.state == "waiting" and len(running) < parallel and _ready(status.job, board):
+                if status.state != "waiting":
+                    continue
+                base = board[status.job.base] if status.job.base else None
+                ready = base is None or base.job.first_task_done
+                if ready and len(running) < parallel:
                     running[folder] = _start(status.job, parallel)
                     status.state = "running"
-                elif status.state == "waiting" and status.job.base in board:
-                    base = board[status.job.base]
-                    if base.state == "failed" and not _has_first_task(base.job):
-                        status.state, status.detail = "failed", f"{base.job.folder.name} failed"
-                        progress.ended(status)
+                elif base and base.state == "failed" and not ready:
+                    status.state, status.detail = "failed", f"{base.job.folder.name} failed"
+                    progress.ended(status)
             for folder, process in list(running.items()):
                 status = board[folder]
                 ended = process.poll() is not None
                 refresh(status)
                 if ended:
                     del running[folder]
-                    status.state = "finished" if process.returncode == 0 else "failed"
-                    status.detail = "" if process.returncode == 0 else _last_line(_log(status.job))
+                    failed = process.returncode != 0
+                    status.state, status.detail = ("failed", _last_line(status.job.log)) if failed else ("finished", "")
                     progress.ended(status)
             progress.jobs(list(board.values()))
             sleep(0.2)
@@ -262,30 +270,17 @@ def _play(jobs: Sequence[Job], parallel: int, progress: Progress) -> list[JobSta
     return list(board.values())
 
 
-def _ready(job: Job, board: dict[Path, JobStatus]) -> bool:
-    return job.base is None or _has_first_task(board[job.base].job)
-
-
-def _has_first_task(job: Job) -> bool:
-    """Whether the model after its first task is written; that is enough for the others to begin."""
-    return (job.folder / "weights" / "task-0.safetensors").is_file()
-
-
 def _start(job: Job, parallel: int) -> "subprocess.Popen[bytes]":
-    if (job.folder / "config.toml").is_file():
+    if job.begun:
         words = ["resume", str(job.folder)]
     else:
-        file = _log(job).with_name(f"{job.folder.name}.toml")
-        file.write_text(to_toml(job.config), encoding="utf-8")
+        file = job.log.with_name(f"{job.folder.name}.toml")
+        write_atomically(file, to_toml(job.config).encode())
         words = ["run", str(file), "--out", str(job.folder)]
     threads = max(1, (os.cpu_count() or 1) // parallel)
     variables = os.environ | ({"OMP_NUM_THREADS": str(threads)} if parallel > 1 else {})
-    with _log(job).open("ab") as log:
+    with job.log.open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "fiss", *words], stdout=log, stderr=log, env=variables)
-
-
-def _log(job: Job) -> Path:
-    return job.folder.parent / ".sweep" / f"{job.folder.name}.log"
 
 
 def _last_line(path: Path) -> str:

@@ -105,6 +105,7 @@ def make_plan(
             holdings |= {(task, client): holding for client, holding in enumerate(shares)}
     published = Random(seed)
     round_plans: list[RoundPlan] = []
+    used: set[tuple[int, int]] = set()
     for round_ in range(spec.rounds * len(classes.tasks)):
         task, left = round_ // spec.rounds, spec.rounds - round_ % spec.rounds
         joined = [client for client in sorted(stages) if stages[client][0][0] <= round_]
@@ -113,22 +114,15 @@ def make_plan(
         selected = random.sample(there, min(spec.per_round, len(there)))
         for client in selected:
             own = _stage_at(stages[client], round_)[1]
+            used.add((own, client))
             if (own, client) not in holdings:
                 holdings[own, client] = _published_draw(spec, classes.tasks[own], pools[own], presence, published)
         round_plans.append(RoundPlan(round_, task, left, len(joined), tuple(selected), present=tuple(there)))
     if everyone:
-        for client, own_stages in stages.items():
-            for _, task, _ in own_stages:
-                if (task, client) not in holdings:  # drawn apart: the published stream goes on as it would
-                    random = stream(seed, "unselected", task, client)
-                    holdings[task, client] = _published_draw(spec, classes.tasks[task], pools[task], presence, random)
-        used = {(task, client) for client, own in stages.items() for _, task, _ in own}
-    else:
-        used = {
-            (_stage_at(stages[client], round_plan.round)[1], client)
-            for round_plan in round_plans
-            for client in round_plan.selected
-        }
+        used = {(task, client) for client, own_stages in stages.items() for _, task, _ in own_stages}
+        for task, client in used - holdings.keys():  # drawn apart: the published stream goes on as it would
+            random = stream(seed, "unselected", task, client)
+            holdings[task, client] = _published_draw(spec, classes.tasks[task], pools[task], presence, random)
     plan = Plan(tuple(round_plans), {key: holdings[key] for key in sorted(used)}, stages)
     return _refreshed(plan, spec, pools, presence, seed) if spec.refresh else plan
 

@@ -1,6 +1,7 @@
 """One client's local training: epochs of SGD on a method's losses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -48,6 +49,17 @@ class TrainingResult:
     """What the method has to say."""
 
 
+@contextmanager
+def _without_trace(student: Segmenter) -> Iterator[None]:
+    """The student as it trains, without gradient; its statistics and what is drawn afterwards stay as they were."""
+    kept = [buffer.clone() for buffer in student.buffers()]
+    device = next(student.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        yield
+        for buffer, before in zip(student.buffers(), kept, strict=True):
+            buffer.copy_(before)
+
+
 def fit(
     trainer: Trainer,
     teacher: Segmenter | None,
@@ -79,11 +91,9 @@ def fit(
     steps, seen, shown_at = 0, 0, 0.0
     for number, epoch in enumerate(epochs, plan.epochs_done):
         if epoch.preview:
-            student.eval()
-            with torch.no_grad():
+            with _without_trace(student):
                 for batch in epoch.preview:
                     method.preview(forward(batch, number))
-            set_training(student, method, groups, spec)
         for batch in epoch.batches:
             optimizer.param_groups[0]["lr"] = plan.rate(steps)
             step = forward(batch, number)

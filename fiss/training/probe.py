@@ -6,7 +6,7 @@ B batch, D channels, K directions, h w size of a map.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,8 @@ from fiss.data.transforms import normalise
 from fiss.labels import BACKGROUND, IGNORE
 from fiss.models.output import Output
 from fiss.models.segmenter import Segmenter, pad
-from fiss.monitors.rules import Evidence, FeatureStatistics
+from fiss.monitors.features import Rows
+from fiss.monitors.rules import Evidence
 from fiss.ops.scatter import add_up
 from fiss.training.batches import Reader
 from fiss.training.device import autocast
@@ -27,7 +28,7 @@ from fiss.training.spec import TrainingSpec
 
 UNKNOWN = 256
 """In a table: a class that the client holds and the label space lacks."""
-DIRECTIONS = 64
+DIRECTIONS = 32
 """In which the features of each stage are measured, drawn once and for all."""
 
 
@@ -41,6 +42,8 @@ class ImagePass:
     table: NDArray[np.int16]
     """From the ids in their masks to channels."""
     training: TrainingSpec
+    alone: bool = False
+    """Whether all that is not labelled with a class is taken out of the images."""
 
     def __iter__(self) -> Iterator[tuple[Output, Tensor]]:
         model, batch = self.model.eval(), self.training.batch
@@ -50,9 +53,17 @@ class ImagePass:
         for read in self.reader.read([(i, "published") for i in part] for part in batches):
             pictures, masks = (tensor.to(device, non_blocking=True) for tensor in read)
             pictures, labels = pad(pictures, to_channel[masks.int()], model.divisor)
+            shown = normalise(pictures)
+            if self.alone:
+                shown = shown * is_class(labels)[:, None]
             with autocast(self.training, device), torch.compiler.set_stance("force_eager"):
-                output = model(normalise(pictures))
+                output = model(shown)
             yield output, labels
+
+
+def is_class(labels: Tensor) -> Tensor:
+    """Where pixels are labelled with a class."""
+    return (labels != IGNORE) & (labels != BACKGROUND)
 
 
 @torch.inference_mode()
@@ -64,7 +75,7 @@ def measure(over: ImagePass) -> Evidence:
     for output, labels in over:
         entropy, called = output.entropy
         valid = labels != IGNORE
-        own = valid & (labels != BACKGROUND)
+        own = is_class(labels)
         sums = (valid, entropy * valid, own, own & (called != labels))
         names = names + add_up(torch.where(own, called, channels).flatten(), channels + 1)
         rows.append(torch.stack([part.flatten(1).sum(1, dtype=torch.float64) for part in sums], 1))
@@ -76,25 +87,24 @@ def measure(over: ImagePass) -> Evidence:
 
 
 @torch.inference_mode()
-def features(over: ImagePass) -> FeatureStatistics:
-    """What the labelled pixels of those images look like to this network: of each stage the mean over them, brought
-    to length 1 per channel, in a few directions; an image without any is left out."""
-    rows: list[Tensor] = []
-    for output, labels in over:
-        own = ((labels != IGNORE) & (labels != BACKGROUND)).float()[:, None]
-        parts = []
-        for number, map_BDhw in enumerate((*output.stages, output.encoded_BDhw)):
-            height, width = map_BDhw.shape[-2:]
-            weights = F.adaptive_avg_pool2d(own, (height, width))
-            mean_BD = (map_BDhw.float() * weights).sum((2, 3)) / weights.sum((2, 3)).clamp(min=1e-12)
-            mean_BD = mean_BD / mean_BD.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)
-            parts.append(mean_BD @ _directions(number, mean_BD.shape[1], mean_BD.device))
-        rows.append(torch.cat(parts, 1)[own.sum((1, 2, 3)) > 0])
-    found = torch.cat(rows).double().cpu().numpy()
-    if len(found) < 2:
-        return FeatureStatistics(len(found), (), ())
-    mean, variance = (tuple(float(v) for v in values) for values in (found.mean(0), found.var(0, ddof=1)))
-    return FeatureStatistics(len(found), mean, variance)
+def features(over: ImagePass) -> Rows:
+    """What the labelled pixels of those images look like to this network, without their surroundings: a row for each
+    image that has any."""
+    rows = [feature_rows(output, is_class(labels)) for output, labels in replace(over, alone=True)]
+    return torch.cat(rows).double().cpu().numpy()
+
+
+def feature_rows(output: Output, own_BHW: Tensor) -> Tensor:
+    """Of each stage the mean over those pixels, brought to length 1 per channel, in a few directions; an image without
+    any is left out."""
+    own_B1HW, parts = own_BHW.float()[:, None], []
+    for number, map_BDhw in enumerate((*output.stages, output.encoded_BDhw)):
+        height, width = map_BDhw.shape[-2:]
+        weights = F.adaptive_avg_pool2d(own_B1HW, (height, width))
+        mean_BD = (map_BDhw.float() * weights).sum((2, 3)) / weights.sum((2, 3)).clamp(min=1e-12)
+        mean_BD = mean_BD / mean_BD.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)
+        parts.append(mean_BD @ _directions(number, mean_BD.shape[1], mean_BD.device))
+    return torch.cat(parts, 1)[own_BHW.any(2).any(1)]
 
 
 @lru_cache(maxsize=32)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fiss.data.transforms import View
-from fiss.errors import UserError
+from fiss.errors import UserError, check_fields, check_least
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,11 @@ class TrainingSpec:
     """CPU threads of torch; 0 leaves its own choice."""
 
     def __post_init__(self) -> None:
-        for field, least in (
-            ("epochs", 1),
-            ("horizon", 1),
-            ("least_rate", 0),
-            ("later_epochs", 0),
-            ("batch", 2),
-            ("workers", 0),
-            ("threads", 0),
-            ("cache", 0),
-            ("weight_decay", 0),
-            ("momentum", 0),
-        ):
-            if getattr(self, field) < least:
-                raise UserError(f"training.{field} = {getattr(self, field)}: must be {least} or more.")
-        for field in ("first_rate", "later_rate"):
-            if getattr(self, field) <= 0:
-                raise UserError(f"training.{field} = {getattr(self, field)}: must be above 0.")
+        counts = ("least_rate", "later_epochs", "workers", "threads", "cache", "weight_decay", "momentum")
+        check_least("training.", self, 0, *counts)
+        check_least("training.", self, 1, "epochs", "horizon")
+        check_least("training.", self, 2, "batch")
+        check_fields("training.", self, "above 0", lambda rate: rate > 0, "first_rate", "later_rate")
 
     def epochs_in(self, first: bool) -> int:
         """Local epochs per round, in the first task or in later ones."""
@@ -93,6 +81,4 @@ class EvaluationSpec:
     def __post_init__(self) -> None:
         if not self.views:
             raise UserError("evaluation.views is empty: name published, full, or both.")
-        for field in ("size", "batch"):
-            if getattr(self, field) < 1:
-                raise UserError(f"evaluation.{field} = {getattr(self, field)}: must be 1 or more.")
+        check_least("evaluation.", self, 1, "size", "batch")

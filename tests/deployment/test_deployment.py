@@ -373,8 +373,8 @@ def test_a_round_ends_by_quorum_or_patience():
             how = self.behaviour[site]
             if how in ("answers", "fails", "raves", "empty"):
                 result = {
-                    "answers": lambda: flare._shareable(wire.Message(site)),
-                    "raves": lambda: flare._shareable(wire.Message("what?")),
+                    "answers": lambda: flare.to_shareable(wire.Message(site)),
+                    "raves": lambda: flare.to_shareable(wire.Message("what?")),
                     "empty": flare.Shareable,
                     "fails": lambda: flare.make_reply(flare.ReturnCode.EXECUTION_EXCEPTION),
                 }[how]()

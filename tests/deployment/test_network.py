@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from federated import DATA, TASKS, Local, config, final, site_client, stage
@@ -173,8 +174,8 @@ from fiss.federation import wire
 plain, calls = wire.from_reply, []
 
 
-def poisoned(reply, memory=None, transfer="float32"):
-    message = plain(reply, memory, transfer)
+def poisoned(reply, **also):
+    message = plain(reply, **also)
     calls.append(1)
     key = "model/encoder.conv1.weight"
     weight = message.arrays[key]
@@ -281,6 +282,65 @@ def test_sites_that_lie_die_or_do_not_belong(tmp_path):
         supervisor.stop(here.folder)
         assert running.wait(60) == 0
         assert here.rounds() < 60
+
+
+LISTENING = """
+import json, os
+import numpy as np
+from nvflare.private.fed.client.client_runner import ClientRunner
+
+plain = ClientRunner._send_task_result
+
+
+def kept(self, result, task_id, fl_ctx):
+    if result.get("text"):
+        weights, kind = result.get("DXO", {}), json.loads(result["text"])["kind"]
+        said = {"kind": weights.get("kind", ""), "filters": weights.get("meta", {}).get("filter_history", [])}
+        path = os.path.join(os.environ["HEARD"], kind)
+        with open(path + ".json", "w") as file:
+            json.dump(said | {"text": result["text"]}, file)
+        np.savez(path + ".npz", **{name.replace("/", ":"): a for name, a in weights.get("data", {}).items()})
+    return plain(self, result, task_id, fl_ctx)
+
+
+ClientRunner._send_task_result = kept
+"""
+
+
+def test_privacy_filters_act_on_what_leaves_or_nothing_does(tmp_path):
+    """A site with a filter, one whose filter is for other data, and one without."""
+    path = "nvflare.app_common.filters"
+    filters = {
+        "a": {"path": f"{path}.PercentilePrivacy", "args": {"percentile": 50, "gamma": 0.001}},
+        "b": {"path": f"{path}.statistics_privacy_filter.StatisticsPrivacyFilter", "args": {"result_cleanser_ids": []}},
+    }
+    with world(tmp_path / "net", config(patience=120), "a", "b", "c") as here:
+        stage(here.root, 0, ("a", "b", "c"))
+        (tmp_path / "sitecustomize.py").write_text(LISTENING)
+        here.start("localhost")
+        for name in ("a", "b", "c"):
+            here.site(name)
+            if name in filters:
+                privacy = {"scopes": [{"name": "x", "task_result_filters": [filters[name]]}], "default_scope": "x"}
+                (here.folder / "kits" / name / "local" / "privacy.json").write_text(json.dumps(privacy))
+            (tmp_path / name).mkdir()
+            ears = {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}", "HEARD": str(tmp_path / name)}
+            here.start(name, environment=ENVIRONMENT | ears)
+        assert here.run(1, 3).wait(180) == 0
+        (record,) = here.records()
+        logs = "".join(log.read_text() for log in (here.folder / "kits" / "b").rglob("*.txt"))
+    heard = {name: json.loads((tmp_path / name / "reply.json").read_bytes()) for name in ("a", "c")}
+    assert (heard["a"]["kind"], heard["a"]["filters"]) == ("WEIGHT_DIFF", ["PercentilePrivacy"])
+    assert (heard["c"]["kind"], heard["c"]["filters"]) == ("WEIGHTS", [])
+    with np.load(tmp_path / "a" / "reply.npz") as arrays:
+        changes = np.concatenate([arrays[name].ravel() for name in arrays.files])
+    assert np.abs(changes).max() <= 0.001 * json.loads(heard["a"]["text"])["steps"] * 1.0001
+    assert 0.4 < (changes == 0).mean() < 0.75
+    assert [path.name for path in (tmp_path / "b").iterdir() if path.suffix == ".json"] == ["probe_result.json"]
+    assert sorted(reply.client for reply in record.replies) == ["a", "c"]
+    assert "its log says why" in record.missing["b"]
+    assert "filters ['StatisticsPrivacyFilter'] are asked for, and [] acted" in logs
+    assert not record.refused
 
 
 # Without a network

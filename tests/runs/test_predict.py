@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from typer.testing import CliRunner
 from worlds import picture, save
 
@@ -57,6 +57,25 @@ def test_what_is_written_is_a_data_set(run, tmp_path):
     shutil.copy(tmp_path / "classes.txt", tmp_path / "names.txt")
     data = open_dataset(recognise(tmp_path))
     assert data.classes == predict.Predictor(run, "cpu").names[1:]
+
+
+def test_the_mask_of_a_photo_that_is_shown_turned_has_the_size_that_people_see(run, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(picture(40, 60)).save(tmp_path / "photo.jpg", exif=exif)
+    predictor = predict.Predictor(run, "cpu")
+    predict.write(predictor, [tmp_path / "photo.jpg"], tmp_path / "out", Progress())
+    assert predictor(tmp_path / "photo.jpg").mask.shape == (60, 40)
+    for folder in ("masks", "overlays"):
+        assert Image.open(tmp_path / "out" / folder / "photo.png").width == 40
+
+
+def test_a_mask_on_a_full_disk_is_named(run, tmp_path):
+    photo = save(tmp_path / "photo.png", picture(40, 60))
+    (tmp_path / "overlays").mkdir()
+    (tmp_path / "overlays" / "photo.png").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*/overlays/photo\.png"):
+        predict.write(predict.Predictor(run, "cpu"), [photo], tmp_path, Progress())
 
 
 def test_a_model_file_needs_its_config(run, tmp_path):

@@ -8,13 +8,16 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 from fiss import methods
 from fiss.errors import UserError
+from fiss.methods.fbl import FBL
 from fiss.progress import Progress
-from fiss.reports import report
+from fiss.reports import pictures, report
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
+from fiss.simulation.scenario import open_scenario
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHECK = """<script>addEventListener("load", () => {
@@ -114,6 +117,27 @@ def test_one_page_without_network(played, tmp_path):
         assert title in text, title
     assert "Please note" not in text
     assert re.search(r"<b>finetune</b>: \d+\.\d mIoU after its last task; it forgot", text)
+
+
+def test_pseudo_labels_are_drawn_with_the_student_of_the_run(tiny, finished, monkeypatch):
+    """In fbl-paper its entropies decide."""
+    folder = RunFolder.open(finished(replace(tiny, method=methods.find("fbl-paper"))))
+    steps = []
+    relabel = FBL.relabel
+    monkeypatch.setattr(FBL, "relabel", lambda self, step: steps.append(step) or relabel(self, step))
+    headings, rows = pictures.pseudo_label_tiles(folder)
+    assert len(rows[0]) == len(headings) == 4
+    (step,) = steps
+    validation = open_scenario(folder.config(), Progress()).validation
+    for output, name in zip((step.teacher, step.student), list(folder.last_models().values())[-2:], strict=True):
+        model, space = validation.model(folder, name)
+        assert output.logits_BCHW.shape[1] == space.channels
+        assert torch.equal(output.small_BChw, model.classifier(output.decoded_BDhw))
+    entropy, thresholds = step.student.entropy[0], step.state["thresholds"]
+    accepted = entropy <= thresholds[step.teacher.entropy[1]]
+    shown = methods.find("fbl-paper").relabel(step)[0]
+    old = (step.labels_BHW == 0) & (step.teacher.entropy[1] > 0)
+    assert torch.equal(shown[old] > 0, accepted[old])
 
 
 def test_what_is_wrong_is_said_and_the_rest_is_shown(played, tmp_path, tiny):

@@ -1,7 +1,10 @@
 """Whole runs: what they leave behind, and that being killed changes nothing."""
 
+import errno
 import json
+import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +13,18 @@ import torch
 from killing import KillAtStep, die_in_fsync, killed, result
 from worlds import make_ade, make_folder, make_voc, mask, save
 
-from fiss.config.config import read_toml
+from fiss.cli.main import main
+from fiss.config.config import read_toml, to_toml
 from fiss.data.sources import DataSpec
 from fiss.errors import UserError
 from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods import find
 from fiss.models.segmenter import build
+from fiss.predict import Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, read_model
+from fiss.runs.records import RoundRecord
+from fiss.runs.run import Run
 from fiss.runs.scoring import rescore
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario
@@ -319,7 +326,7 @@ def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
     state, model = path / "state.json", path / "weights" / "task-0.safetensors"
     record, good = json.loads(state.read_text()), model.read_bytes()
     assert record["before"] == [None, "task-0"]
-    assert list(record["digests"]) == ["task-0"]
+    assert "task-0" in record["digests"]
     model.write_bytes(good[:-4] + b"oops")
     with pytest.raises(UserError, match=r"task-0\.safetensors: damaged, its digest"):
         experiment.resume(path, Progress())
@@ -327,6 +334,64 @@ def test_a_damaged_teacher_is_refused(whole, tiny, tmp_path):
     record |= {"before": [None], "teacher": "task-0"}
     state.write_text(json.dumps(record))
     experiment.resume(path, Progress())
+
+
+def test_every_model_that_is_kept_is_checked_whenever_it_is_read(whole, tiny, tmp_path):
+    path = copied(whole, tmp_path)
+    model, state = path / "weights" / "task-0.safetensors", path / "state.json"
+    record = json.loads(state.read_text())
+    assert record["digests"].keys() == {"round-0000", "round-0002", "task-0", "task-1"}
+    data = bytearray(model.read_bytes())
+    data[-4] ^= 1
+    model.write_bytes(data)
+    based = replace(tiny, base=str(path))
+    for read in (
+        lambda: list(rescore(path, ("full",), Progress())),
+        lambda: experiment.start(based, tmp_path / "based", Progress()),
+        lambda: Run(path).snapshot(0),
+        lambda: Predictor(model, "cpu"),
+    ):
+        with pytest.raises(UserError, match=r"task-0\.safetensors: damaged, its digest is not the one in state\.json"):
+            read()
+    assert not (tmp_path / "based").exists()
+    Predictor(path, "cpu")
+    del record["digests"]  # of a run that ended before they were kept
+    state.write_text(json.dumps(record))
+    assert len(list(rescore(path, ("full",), Progress()))) == 2
+    model.with_name("task-1.safetensors").write_bytes(data)
+    with pytest.raises(UserError, match=r"task-1\.safetensors: damaged"):
+        Predictor(path, "cpu")
+
+
+@pytest.mark.parametrize("name", ["state.json", "rounds.jsonl"])
+def test_a_full_disk_is_said_with_the_file_and_the_run_goes_on(whole, tiny, tmp_path, monkeypatch, capsys, name):
+    path, fsync = tmp_path / "r", os.fsync
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(to_toml(tiny))
+
+    def full(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").resolve().name in (name, f"{name}.part"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for words in (["run", "tiny.toml", "--out", "r"], ["resume", "r"]):
+        monkeypatch.setattr(sys, "argv", ["fiss", *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.endswith(
+            f"No space left on device: 'r/{name}'. No finished round is lost: make room, then `fiss resume r` goes on."
+        )
+    monkeypatch.setattr(os, "fsync", fsync)
+    experiment.resume(path, Progress())
+    assert result(path) == result(whole)
+
+
+def test_a_log_on_a_full_disk_is_named(tmp_path):
+    (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: .*/rounds\.jsonl"):
+        RunFolder(tmp_path).append("rounds.jsonl", RoundRecord(round=0, replies=(), seconds=0.0))
 
 
 def test_damaged_and_foreign_folders(whole, tmp_path):
@@ -367,6 +432,7 @@ def test_foreign_models(whole, tmp_path, tiny):
     folder = copied(whole, tmp_path)
     snapshot = read_model(whole / "weights" / "task-0.safetensors")
     RunFolder(folder).write_weights("task-0", snapshot.label_space, {"a": torch.zeros(1)})
+    (folder / "state.json").unlink()  # it has the digest of the one before
     with pytest.raises(UserError, match="task-0 does not fit the network"):
         list(rescore(folder, ("full",), Progress()))
 

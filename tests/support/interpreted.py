@@ -59,6 +59,14 @@ def pixels():
     entropy, best = kernels.entropy(sure)
     assert entropy.abs().max() == 0
     assert (best == 1).all()
+    lost = torch.randn(2, 4, 5, 5)
+    lost[:, 2] -= 75.0  # a class that has collapsed
+    lost.requires_grad_()
+    labels = torch.randint(0, 4, (2, 5, 5), dtype=torch.uint8)
+    both = kernels.CrossEntropyAndSums.apply(lost, labels, 4)[1], class_sums(lost.softmax(1), labels, 4)
+    (a,), (b,) = (torch.autograd.grad(z[:, 2].log().sum(), lost) for z in both)
+    assert a[:, 2].sum() > 3
+    near(a, b, 5e-6)
 
 
 def counting():

@@ -113,6 +113,7 @@ assert "shapes" in fiss.list_presets() and "fbl" in fiss.list_methods()
 """
 
 
+@pytest.mark.slow
 def test_the_example_in_a_fresh_interpreter(tiny, tmp_path):
     (tmp_path / "tiny.toml").write_text(to_toml(tiny))
     save(tmp_path / "photo.png", picture())
@@ -150,6 +151,7 @@ def test_the_callers_own_progress_and_a_stop(tiny, tmp_path):
     assert fiss.resume(tmp_path / "r", progress=False).finished
 
 
+@pytest.mark.slow
 def test_a_sweep(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     done = fiss.sweep(tiny, ["finetune", "mib"], [1], settings={"world.rounds": 1}, out="s", progress=True)

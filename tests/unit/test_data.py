@@ -1,3 +1,4 @@
+import hashlib
 import os
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ from worlds import make_ade, make_folder, make_voc, mask, picture, save
 
 from fiss.data import index as indexing
 from fiss.data.cache import Decoded
+from fiss.data.dataset import read_image
 from fiss.data.index import build, check
 from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.errors import UserError
@@ -120,16 +122,63 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
     assert build(data.train, data.classes).presence.any()
 
 
-def test_a_photo_that_is_shown_turned_is_told_from_a_mask_of_another_size(tmp_path):
-    root, exif = make_folder(tmp_path), Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    for name, size in (("p0", (32, 40)), ("p1", (40, 31))):
-        Image.new("RGB", size).save(root / "images" / f"{name}.png", exif=exif)
-        Image.new("L", (40, 32)).save(root / "masks" / f"{name}.png")
+def as_shown(path, array, orientation):
+    """A file that stores the array turned, and says in its EXIF data how to turn it back."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    back = Image.Transpose.ROTATE_90 if orientation == 6 else Image.Transpose.ROTATE_180
+    Image.fromarray(array).transpose(back).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
+def test_photos_and_masks_are_read_as_they_are_shown(tmp_path, ending):
+    root = make_folder(tmp_path)
+    shown = np.repeat(np.repeat(picture(5, 6), 8, 0), 8, 1)
+    for name, orientation in (("p0", 6), ("p1", 3)):
+        (root / "images" / f"{name}.png").unlink()
+        as_shown(root / "images" / f"{name}.{ending}", shown, orientation)
+    as_shown(root / "masks" / "p1.png", mask(0, 1, 2), 3)
+    data = open_dataset(recognise(root))
+    index = build(data.train, data.classes)
+    assert index.problems == ()
+    assert index.sizes[:2].tolist() == [[40, 48], [40, 48]]
+    for i, labels in ((0, mask(0, 1, 255)), (1, mask(0, 1, 2))):
+        image, read = data.train.read(i)
+        assert np.abs(image[4::8, 4::8].astype(int) - shown[4::8, 4::8]).mean() < 40  # JPEG and WebP lose something
+        assert (read == labels).all()
+        assert (read_image(data.train.images[i]) == image).all()
+
+
+def test_a_mask_of_the_photo_as_it_is_stored_is_told_from_one_of_another_size(tmp_path):
+    root = make_folder(tmp_path)
+    as_shown(root / "images" / "p0.png", picture(), 6)
+    save(root / "masks" / "p0.png", mask(0, 1, height=48, width=40))
+    as_shown(root / "images" / "p1.png", picture(), 6)
+    save(root / "masks" / "p1.png", mask(0, 1, height=47, width=40))
     split = open_dataset(recognise(root)).train
-    for name, says in (("p0", r"its image 32x40\. .* show it turned"), ("p1", r"its image 40x31\.$")):
+    for i, says in (
+        (0, r"mask is 40x48, its image 48x40\. The image's EXIF .* as it is shown"),
+        (1, r"image 48x40\.$"),
+    ):
         with pytest.raises(UserError, match=says):
-            split.read(split.stems.index(name))
+            split.read(i)
+
+
+def test_exif_data_that_nobody_can_read_turn_nothing(tmp_path):
+    path = tmp_path / "p.png"
+    Image.fromarray(picture()).save(path, exif=b"Exif\0\0no such thing")
+    assert (read_image(path) == picture()).all()
+    assert (read_image(save(path, picture())) == picture()).all()
+
+
+def test_an_index_of_an_earlier_version_is_made_again(tmp_path):
+    """Sizes in it are those of photos as they are stored."""
+    data = open_dataset(recognise(make_folder(tmp_path / "d")))
+    key = f"1\0train\0{len(data.classes)}\0{data.train.fingerprint()}"
+    old = indexing.cache_folder() / f"index-{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+    old.parent.mkdir(exist_ok=True)
+    np.savez_compressed(old, pixels=np.zeros((7, 4), np.int64), sizes=np.full((7, 2), 9))
+    assert build(data.train, data.classes).sizes.tolist() == [[40, 48]] * 7
 
 
 def test_every_problem_is_named(tmp_path):

@@ -12,9 +12,9 @@ from fiss.config.identity import (
     config_digest,
     differences,
     row_key,
-    same_result,
 )
 from fiss.errors import UserError
+from fiss.progress import Progress
 from fiss.reports.comparison import labels
 from fiss.runs.folder import RunFolder
 from fiss.simulation import on_flare, sweep
@@ -58,7 +58,7 @@ def test_what_a_key_decides(key, value, run, result, row):
         found = differences(one, other, ignoring=ignoring)
         assert bool(found) is not same
         assert same or key in found
-    assert same_result(one, other) is result
+    assert (not differences(one, other)) is result
     assert (row_key(one) == row_key(other)) is row
     assert differences(one, other, ignoring=()) != []
 
@@ -111,7 +111,7 @@ def test_sweeps_flare_and_tables_ask_the_same_table(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"other settings \(training\.batch\)"):
         sweep.check([other])
     assert labels([there, job.config, other.config]) == [f"finetune, training.batch {n}" for n in (8, 8, 9)]
-    monkeypatch.setattr(on_flare.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(on_flare, "require_flare", lambda: None)
     monkeypatch.setattr(on_flare, "open_scenario", lambda *_: (_ for _ in ()).throw(UserError("came so far")))
     with pytest.raises(UserError, match=r"other settings \(training\.compile, training\.graphs, training\.threads\)"):
         on_flare.simulate(job.config, job.folder, 1, None)
@@ -130,11 +130,12 @@ def test_a_sweep_that_was_moved_is_found_again(tmp_path):
 def test_one_sweep_at_a_time(tmp_path):
     jobs = sweep.plan(presets.shapes(), ["finetune"], [1], tmp_path)
 
-    def tell(board):
-        with pytest.raises(UserError, match="another sweep is at work in it"):
-            next(sweep.play(jobs, 1, print))
-        raise KeyboardInterrupt
+    class Tries(Progress):
+        def jobs(self, board):
+            with pytest.raises(UserError, match="another sweep is at work in it"):
+                sweep.play(jobs, 1, Progress())
+            raise KeyboardInterrupt
 
     for _ in range(2):  # the lock goes with the first
         with pytest.raises(KeyboardInterrupt):
-            list(sweep.play(jobs, 0, tell))
+            sweep.play(jobs, 0, Tries())

@@ -18,11 +18,12 @@ from fiss.config.config import from_dict, to_dict
 from fiss.errors import UserError
 from fiss.federation.spec import TaskSpec
 from fiss.labels import LabelSpace
+from fiss.losses import pseudo
 from fiss.losses.distillation import unbiased_cross_entropy
 from fiss.methods.base import Step
 from fiss.methods.fbl import FBL
 from fiss.models import branches
-from fiss.models.segmenter import build
+from fiss.models.segmenter import ModelSpec, build
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
@@ -245,7 +246,7 @@ def test_what_becomes_of_rejected_pixels():
     classes = torch.randint(0, 4, (2, 32, 32))
     for method, rejected in ((FBL(), 255), (methods.find("fbl-paper"), 0)):
         step = certain_teacher(method, classes, confidence=2.0)
-        step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
+        step.state["histogram"] = torch.zeros(4, sum(pseudo.BINS), dtype=torch.long)
         if method.needs_preview:
             step.state.update(looked=0, seen=[(torch.tensor([1e-9] * 4), torch.arange(4))])
         else:
@@ -264,7 +265,7 @@ def test_rejected_pixels_may_be_background_or_old(name):
     step = certain_teacher(method, torch.randint(0, 4, (2, 32, 32)), confidence=2.0)
     step.labels_BHW[0, :8] = 4  # a new class
     step.labels_BHW[1, :4] = 255
-    step.state["histogram"] = torch.zeros(4, 2048, dtype=torch.long)
+    step.state["histogram"] = torch.zeros(4, sum(pseudo.BINS), dtype=torch.long)
     step.state["histogram"][:, 0] = 10**9
     terms = method.losses(step)
     background = torch.where(step.labels_BHW == 4, 255, step.labels_BHW)
@@ -293,8 +294,10 @@ def test_plops_factor_multiplies_an_image():
     method = methods.find("plop")
     torch.manual_seed(0)
     _, step = make_step(method, 2, some_labels("some", 2))
+    logits = step.teacher.logits_BCHW * 100  # an untrained one is as unsure of one pixel as of the next
+    step = replace(step, teacher=replace(step.teacher, logits_BCHW=logits))
     labels, factor = method.relabel(replace(step, state={}))
-    assert (factor < 1).all()
+    assert 0 < float(factor.min()) < 1
 
     pixels = step.student.cross_entropy(labels).detach()
     expected = sum(float(pixels[b].sum() * factor[b]) for b in range(2)) / labels.numel()
@@ -347,6 +350,92 @@ def test_folding(keep):
     else:
         assert (folded - (whole + right) / 2).abs().max() < 1e-5
         assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("encoder", "fits"),
+    [
+        ("resnet18", True),
+        ("mobilenet_v2", True),
+        ("inceptionv4", True),  # an epsilon of 1e-3
+        ("efficientnet-b0", True),  # padded by hand, other names
+        ("vgg11_bn", True),  # convolutions with a bias
+        ("tu-darknet53", True),  # activations inside the norms
+        ("tu-regnety_002", True),
+        ("dpn68", False),  # norms before the convolutions
+        ("densenet121", False),
+        ("mit_b0", False),  # no BatchNorm
+        ("tu-ghostnet_100", False),  # a stage before its norm
+    ],
+)
+def test_branches_keep_the_function_or_are_refused(encoder, fits):
+    """Splitting and folding, with small variances, where epsilon matters, and branches that differ."""
+    architecture = "segformer" if encoder == "mit_b0" else "unet"
+    model, method = build(ModelSpec(architecture, encoder, "none"), [3], 0), methods.find("rcil")
+    plain = deepcopy(model)
+    if not fits:
+        with pytest.raises(UserError, match=rf"model.encoder = {encoder}: RCIL's branches do not fit, .* encoder\."):
+            method.adapt_network(model)
+        return
+    before = torch.get_rng_state()
+    method.adapt_network(model)
+    assert torch.equal(torch.get_rng_state(), before)  # no ASPP here: nothing is drawn
+    assert any(isinstance(m, branches.Branches) for m in model.encoder.modules())
+    torch.manual_seed(1)
+    for module in plain.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean, -0.3, 0.3)
+            torch.nn.init.uniform_(module.running_var, 0.003, 0.1)
+            torch.nn.init.uniform_(module.weight, 0.05, 0.3)
+            torch.nn.init.uniform_(module.bias, -0.3, 0.3)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = plain.eval()(images).logits_BCHW
+        model.load_state_dict(method.convert_weights(model, plain.weights()))
+        assert relative(model.eval()(images).logits_BCHW, expected) < 1e-4
+        for module in model.modules():
+            if isinstance(module, branches.Branches):
+                torch.nn.init.uniform_(module.right_norm.running_var, 0.003, 0.1)
+                torch.nn.init.uniform_(module.right_norm.bias, -0.3, 0.3)
+                module.right_conv.weight.mul_(1 + 0.3 * torch.randn_like(module.right_conv.weight))
+        apart = model(images).logits_BCHW
+        assert relative(apart, expected) > 1e-2
+        for _ in range(2):
+            folded = method.consolidate(model.weights())
+            assert all((folded[n] >= 0).all() for n in folded if n.endswith("running_var"))  # a server refuses others
+            model.load_state_dict(folded)
+            assert relative(model(images).logits_BCHW, apart) < 1e-4
+
+
+def relative(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+class Standardised(torch.nn.Conv2d):
+    """A convolution whose weights are not used as they are."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight / self.weight.std((1, 2, 3), keepdim=True), self.bias)
+
+
+def test_a_layer_that_cannot_be_folded_is_named():
+    model = build(TINY_NETWORK, [3], 0)
+    model.spec = replace(TINY_NETWORK, encoder="resnet18-standardised")
+    model.encoder.layer2[0].conv2 = Standardised(128, 128, 3, padding=1, bias=False)
+    with pytest.raises(UserError, match=r"resnet18-standardised.* in place of encoder\.layer2\.0\.conv2 "):
+        branches.split(model)
+
+
+def test_an_encoder_for_one_size_alone_is_refused():
+    model = build(ModelSpec("unet", "tu-swin_tiny_patch4_window7_224", "none"), [3], 0)
+    with pytest.raises(UserError, match=r"takes no image of 64 px .*224"):
+        branches.split(model)
+
+
+def test_the_branches_of_a_resnet_have_no_weights_besides():
+    """Runs from before epsilon was among the weights go on."""
+    names = {n.rpartition(".")[2] for n in network(methods.find("rcil"), 1).weights()}
+    assert names == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
 
 
 def test_folded_again_the_right_branch_is_the_whole_in_training_too():

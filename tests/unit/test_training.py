@@ -12,6 +12,7 @@ from fiss.errors import UserError
 from fiss.federation.client import Site, answer_order, read_epochs
 from fiss.federation.messages import Announcement, Memory, Order, Snapshot
 from fiss.labels import LabelSpace
+from fiss.methods import find
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.models.classifier import grow
@@ -204,6 +205,45 @@ def test_batch_statistics_are_trained_when_averaged(model):
     before = model.weights()
     reply, _ = tell(order(model), range(8), model)
     assert not torch.equal(reply.weights["encoder.bn1.running_mean"], before["encoder.bn1.running_mean"])
+
+
+def test_the_students_entropies_are_those_it_trains_with():
+    """Thresholds and acceptance look at one student: the asked share is accepted while it hardly moves, and the pass
+    that makes the thresholds leaves no trace."""
+    space = LabelSpace((shapes.CLASSES[:3], shapes.CLASSES[3:5]))
+    student, teacher = build(TINY_NETWORK, space.sizes, 0), build(TINY_NETWORK, SPACE.sizes, 1)
+    method = replace(find("fbl-paper"), counted="background", background_quantile=True)
+    told = Order(0, 0, space, student.weights(), Snapshot("task-0", SPACE, teacher.weights()), Announcement(1, 5, None))
+    spec = training(epochs=4, later_rate=1e-9)
+    reply, _ = tell(told, range(12), student, method, teacher=teacher, spec=spec)
+    shares = reply.report["pseudo_labels"]
+    assert [round(told["asked"], 1) for told in shares] == [0.2, 0.3, 0.4, 0.5]
+    for told in shares:
+        share = sum(told["accepted"].values()) / sum(told["offered"].values())
+        assert share == pytest.approx(told["asked"], abs=0.05)
+
+
+def test_a_preview_leaves_no_trace(model):
+    """The same training with and without one."""
+
+    @dataclass(frozen=True)
+    class Previewing(Finetune):
+        needs_teacher: ClassVar[bool] = True
+        needs_preview: ClassVar[bool] = True
+
+        def preview(self, step):
+            assert step.student.logits_BCHW.grad_fn is None
+
+    class Plain(Previewing):
+        needs_preview = False
+
+    dropping = replace(TINY_NETWORK, options={**TINY_NETWORK.options, "decoder_aspp_dropout": 0.5})
+    replies = []
+    for method in (Previewing(), Plain()):
+        student, teacher = build(dropping, SPACE.sizes, 0), build(dropping, SPACE.sizes, 1)
+        told = order(student, task=1)
+        replies.append(tell(told, range(8), student, method, teacher=teacher, spec=training(epochs=2))[0].weights)
+    assert all(torch.equal(replies[0][name], replies[1][name]) for name in replies[0])
 
 
 def test_the_teacher_is_the_model_from_before_the_task(model):

@@ -1,0 +1,120 @@
+"""How often the monitor `features` fires: python docs/results/level.py FOLDER VOC WEIGHTS
+
+A table, in Markdown, of false alarms and of what is seen, by the images of a folder before and after, the share of the
+latter that show new classes, network and data. FOLDER keeps the features, which take longest; VOC is the data set's
+folder, WEIGHTS an ImageNet ResNet-50. In brackets: the rule before, Welch's test with Bonferroni's correction, on the
+same features.
+
+Folders are drawn from 540 images that show old classes and 280 others that show new ones (shapes: 1 to 6 and 7 to 9,
+96 px; VOC: 1 to 5 and 6 to 10, 256 px); labelled are the old ones in the former and the new ones in the latter.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fiss.config.presets import PUBLISHED_NETWORK, SMALL_NETWORK
+from fiss.data.dataset import Split
+from fiss.data.sources import DataSpec, open_dataset
+from fiss.data.transforms import ScoredImages
+from fiss.models.segmenter import build
+from fiss.monitors.features import Rows, compare, remembered
+from fiss.rng import address
+from fiss.training.batches import Reader
+from fiss.training.device import place
+from fiss.training.probe import ImagePass, features
+from fiss.training.spec import TrainingSpec
+
+OLD, NEW, LEVEL = 540, 280, 0.01
+SIZES = ((8, 8), (12, 16), (16, 16), (32, 32), (64, 64), (256, 16), (20, 256), (256, 256))
+SHARES = {0.0: 400, 0.1: 100, 0.3: 100, 0.5: 100, 1.0: 100}
+"""Of new images, and how many folders are drawn."""
+
+
+def showing(split: Split, size: int, classes: range, among: Iterator[int], count: int) -> list[int]:
+    """The next images in which 1 % or more of the pixels that are scored show one of the classes."""
+    images = ScoredImages(split, size)
+    masks = ((i, images[i, "published"][1]) for i in among)
+    wanted = torch.tensor(list(classes), dtype=torch.uint8)
+    return list(islice((i for i, mask in masks if torch.isin(mask, wanted).float().mean() >= 0.01), count))
+
+
+def measure(data: str, voc: str, weights: str) -> tuple[Rows, Rows]:
+    """Features of images with old and with new classes."""
+    if data == "voc":
+        split, size, old, new = open_dataset(DataSpec("voc", root=voc)).train, 256, range(1, 6), range(6, 11)
+    else:
+        drawn = open_dataset(DataSpec("shapes", shapes_train=3000))
+        split, size, old, new = drawn.train, 96, range(1, 7), range(7, 10)
+    pretrained = replace(PUBLISHED_NETWORK, encoder="resnet50", weights=weights)
+    model = place(build(pretrained if weights else SMALL_NETWORK, (1,), address(1, "model")), torch.device("cpu"))
+    reader, rows = Reader(ScoredImages(split, size), 0, False), []
+    order = iter(np.random.default_rng(0).permutation(len(split.stems)).tolist())
+    for classes, count in ((old, OLD), (new, NEW)):
+        table = np.zeros(256, np.int16)
+        table[list(classes)], table[255] = 1, 255
+        images = showing(split, size, classes, order, count)
+        rows.append(features(ImagePass(model, reader, images, table, TrainingSpec(batch=16))))
+    return rows[0], rows[1]
+
+
+def lognormal() -> tuple[Rows, Rows]:
+    """Skewed features without any meaning; half of the new ones are larger by half."""
+    rows = np.exp(np.random.default_rng(0).normal(size=(OLD + NEW, 160)))
+    rows[OLD:, ::2] *= 1.5
+    return rows[:OLD], rows[OLD:]
+
+
+def welch(old: Rows, new: Rows) -> float:
+    """The rule before."""
+    if min(len(old), len(new)) < 10:
+        return 1.0
+    error = np.sqrt(np.maximum(old.var(0, ddof=1) / len(old) + new.var(0, ddof=1) / len(new), 1e-12))
+    t, freedom = (new.mean(0) - old.mean(0)) / error, min(len(old), len(new)) - 1
+    normal = np.sqrt(freedom * np.log1p(t**2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+    return min(1.0, len(t) * math.erfc(float(normal.max()) / math.sqrt(2)))
+
+
+def fired(known: Rows, unknown: Rows, sizes: tuple[int, int], share: float, times: int) -> str:
+    """The share of so many pairs of folders in which it fires, and in brackets the rule before."""
+    found = np.zeros(2)
+    for number in range(times):
+        draws = np.random.default_rng(address(0, "level", *sizes, str(share), number))
+        count = round(share * sizes[1])
+        same = known[draws.permutation(len(known))[: sum(sizes) - count]]
+        before, after = (
+            same[: sizes[0]],
+            np.concatenate([same[sizes[0] :], unknown[draws.permutation(len(unknown))[:count]]]),
+        )
+        found += compare(remembered(before), after, LEVEL, draws)[0] <= LEVEL, welch(before, after) <= LEVEL
+    now, then = found / times
+    return f"{now:.2f} ({then:.2f})" if share else f"{now:.3f} ({then:.3f})"
+
+
+def main(folder: Path, voc: str, weights: str) -> None:
+    """Print the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    print("| data, network | before, after | nothing new |", " | ".join(f"{s:.0%} new" for s in SHARES if s), "|")
+    print("| --- " * (2 + len(SHARES)) + "|")
+    for data, network in (("shapes", ""), ("shapes", weights), ("voc", ""), ("voc", weights), ("lognormal", "")):
+        kept = folder / f"{data}-{'pretrained' if network else 'untrained'}.npz"
+        if data == "lognormal":
+            known, unknown = lognormal()
+        else:
+            if not kept.is_file():
+                np.savez(kept, *measure(data, voc, network))
+            with np.load(kept) as rows:
+                known, unknown = rows["arr_0"], rows["arr_1"]
+        for sizes in SIZES:
+            cells = (fired(known, unknown, sizes, share, times) for share, times in SHARES.items())
+            print(f"| {kept.stem.replace('-', ', ')} | {sizes[0]}, {sizes[1]} |", " | ".join(cells), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
