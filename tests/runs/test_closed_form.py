@@ -18,9 +18,11 @@ from fiss.deployment import server
 from fiss.errors import UserError
 from fiss.methods import find
 from fiss.methods.analytic import Analytic
+from fiss.predict import Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.run import Run
+from fiss.runs.scoring import rescore
 from fiss.simulation import experiment, in_process
 from fiss.simulation.sweep import plan
 
@@ -51,6 +53,8 @@ def test_after_the_first_task_nothing_is_trained(told, finished):
     assert [p.name for p in folder.path.glob("ledger-*")] == [state["collected"]["ledger"]]
     model = Run(folder.path).model()
     assert model(torch.zeros(1, 3, 32, 32)).logits_BCHW.shape == (1, 10, 32, 32)
+    assert tuple(rescore(folder.path, ("published",), Progress())) == folder.ends()
+    assert Predictor(Run(folder.path))(np.zeros((40, 50, 3), np.uint8)).mask.shape == (40, 50)
     assert presets.exact_label(folder.config()) == "analytic"
     assert from_toml(to_toml(told)) == told
 
