@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from fiss.config.presets import choose
+from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.simulation import sweep
 from fiss.simulation.sweep import Job
@@ -114,9 +115,9 @@ def main() -> None:
     split(data, out)
     wanted, failed = jobs(out / "VOCdevkit", weights, out, more), False
     sweep.check(wanted)
-    for progress in sweep.play(wanted, parallel, lambda board: None):
-        failed |= progress.state == "failed"
-        print(progress.job.name, progress.state, [round(m, 1) for m in progress.miou if m], progress.detail, flush=True)
+    for status in sweep.play(wanted, parallel, Progress()):
+        failed |= status.state == "failed"
+        print(status.job.name, status.state, [round(m, 1) for m in status.miou if m], status.detail, flush=True)
     for method, rows in ranking(out).items():
         for place, (mean, variant) in enumerate(rows):
             print(f"{method}: {mean:.2f} {name(variant)}{'' if place else ', chosen'}")

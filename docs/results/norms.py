@@ -15,7 +15,7 @@ from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.folder import RunFolder
-from fiss.runs.scoring import load_checked
+from fiss.runs.run import load_checked
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.device import autocast
 from fiss.training.trainer import set_training

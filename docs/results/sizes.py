@@ -17,7 +17,7 @@ from fiss.data.transforms import normalise
 from fiss.losses.pod import local_pod
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
-from fiss.runs.scoring import load_checked
+from fiss.runs.run import load_checked
 from fiss.simulation.scenario import open_scenario
 
 WEIGHTS = (0.01, 0.01, 0.01, 0.01, 0.01, 0.0005)
