@@ -13,6 +13,7 @@ from fiss.config.config import Config, to_toml
 from fiss.config.identity import differences
 from fiss.errors import UserError
 from fiss.federation.boundaries import Discovery
+from fiss.federation.collection import Gathering
 from fiss.federation.loop import Engine, Participants, run
 from fiss.federation.messages import Server
 from fiss.labels import LabelSpace
@@ -23,6 +24,7 @@ from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
 from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
 from fiss.runs.scoring import Validation, groups
+from fiss.statistics.head import head_of
 from fiss.training.trainer import build_network
 
 MONITORS = tuple(name for name in RULES if name not in ("told", "oracle", "reference"))
@@ -118,7 +120,8 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         sites = sorted(names.values())
         JobStatus(sites).write(folder)
         participants = _participants(folder, config, engine, names, start, until)
-        for result in run(server, participants, Discovery(config.method, config.seed), engine, spec, progress):
+        boundaries = Discovery(config.method, config.seed, config.training.horizon)
+        for result in run(server, participants, boundaries, engine, spec, progress, _gathering(config)):
             asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
@@ -185,6 +188,14 @@ def initial_server(config: Config) -> Server:
     return Server(space, build_network(config, space).weights())
 
 
+def _gathering(config: Config) -> Gathering | None:
+    """The server's part where features are added up."""
+    if (collection := config.method.collection) is None:
+        return None
+    layers = head_of(build_network(config, LabelSpace(((),)))).layers
+    return Gathering(collection, config.training.horizon, config.federation.transfer, layers)
+
+
 def _participants(
     folder: RunFolder, config: Config, engine: SiteEngine, names: Mapping[int, str], start: int, until: int
 ) -> Iterator[Participants]:
@@ -197,4 +208,5 @@ def _participants(
             return
         count = min(config.world.per_round, len(there))
         selected = tuple(sorted(stream(config.seed, "select", round_).sample(there, count)))
-        yield Participants(round_, selected, tuple(there) if config.monitor.probed == "all" else selected)
+        probed = tuple(there) if config.monitor.probed == "all" else selected
+        yield Participants(round_, selected, probed, tuple(there))

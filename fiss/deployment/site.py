@@ -103,7 +103,8 @@ class SiteClient:
         contents = self.site_folder.rescan()
         self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in contents.classes) if self.key else contents.classes
-        return Site(classes, contents.images, contents.labelled, self.config.seed, mark=contents.checksum)
+        seed, mark = self.config.seed, contents.checksum
+        return Site(classes, contents.images, contents.labelled, seed, mark=mark, held=contents.held)
 
     def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
         probe, _ = wire.to_probe(message)
@@ -121,8 +122,10 @@ class SiteClient:
         known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
         site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
         epochs = read_epochs(order, site, self.config.method, self.trainer)
-        before = memory.probed or memory.settled
+        before = memory.now if order.heard is not None else memory.probed or memory.settled
         reply, now = answer_order(order, before, site, self.config.method, self.trainer, epochs, self.progress)
+        if self.differences and reply.contribution is not None:
+            raise UserError("The sums are not sent: they are no weights, and the filters of this site do not see them.")
         replace(memory, now=now).write(self.path)
         sent = order.weights if self.differences else None
         return wire.from_reply(reply, transfer=self.config.federation.transfer, sent=sent)

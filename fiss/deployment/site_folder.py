@@ -17,6 +17,7 @@ from fiss.data.folder import read_classes
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.deployment.site_config import SiteSpec
 from fiss.errors import UserError
+from fiss.federation.collection import Held
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 from fiss.training.batches import Reader
@@ -43,6 +44,8 @@ class FolderContents:
     """Ids that some mask shows."""
     checksum: int
     """Of the files."""
+    held: tuple[Held, ...] = ()
+    """Each image."""
 
 
 class SiteFolder:
@@ -62,20 +65,21 @@ class SiteFolder:
         images, masks = (files_by_stem(self.root / name)[0] for name in ("images", "masks"))
         listed = self.root / "train.txt"
         stems = [s for s in (read_list(listed) if listed.is_file() else sorted(images)) if s in images and s in masks]
-        good, shown, sums = [], np.zeros(256, bool), []
+        good, shown, sums, held = [], np.zeros(256, bool), [], []
         for stem in stems:
             found = self._check_file(stem, images[stem], masks[stem], len(classes))
             if found is not None:
                 shown |= found[0]
                 good.append(stem)
                 sums.append(found[1])
+                held.append(Held(stem, found[1], tuple(np.nonzero(found[0])[0].tolist())))
         checksum = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
         if checksum != self._checksum:
             split = FileSplit("train", tuple(good), tuple(images[s] for s in good), tuple(masks[s] for s in good))
             self.readers, self._checksum = self._readers(split), checksum
         names = tuple(self.spec.names.get(name, name) for name in classes)
         labelled = tuple(i for i in range(1, len(classes) + 1) if shown[i])
-        return FolderContents(names, range(len(good)), labelled, checksum)
+        return FolderContents(names, range(len(good)), labelled, checksum, tuple(held))
 
     def _check_file(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
         """Which ids a mask shows, and a checksum of both files; None if they cannot be read yet."""

@@ -59,6 +59,11 @@ class Calendar:
         """The task of the round."""
         return self.rounds[round_]
 
+    @property
+    def first_rounds(self) -> int:
+        """Those of the first task."""
+        return sum(announced.task == 0 for announced in self.rounds.values())
+
 
 @dataclass(frozen=True)
 class Discovery:
@@ -66,6 +71,8 @@ class Discovery:
 
     method: Method
     seed: int
+    first_rounds: int = 5
+    """Rounds in which the rate of a client falls."""
 
     @property
     def first_space(self) -> LabelSpace:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fiss.data.label_maps import training_table
 from fiss.federation.boundaries import client_round
+from fiss.federation.collection import Held, contribute
 from fiss.federation.messages import Memory, Order, Probe, ProbeResult, Reply
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.methods.base import Method
@@ -55,6 +56,9 @@ class Site:
     """Whether it takes part in training; one that stays on its old data does not."""
     mark: int | None = None
     """Checksum of what it holds; None: the numbers of its images say it."""
+    held: Sequence[Held] = ()
+    """Of each image what tells it from others and from itself with another mask; needed where features are added
+    up."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,7 +148,7 @@ def epoch_batches_of(order: Order, site: Site, spec: TrainingSpec) -> list[list[
     """The batches of each epoch that the order asks for: whole epochs, or exactly the steps ordered; none without
     images."""
     per_epoch = steps_per_epoch(len(site.images), spec.batch, spec.drop_last)
-    if per_epoch == 0 or not site.trains:
+    if per_epoch == 0 or not site.trains or order.heard is not None:
         return []
     fixed = order.announced.steps if order.announced is not None else None
     steps = spec.epochs_in(order.first) * per_epoch if fixed is None else fixed
@@ -178,7 +182,9 @@ def answer_order(
     epochs: Sequence[Epoch],
     progress: Progress,
 ) -> tuple[Reply, Memory]:
-    """Train on those epochs as ordered. The weights of the trainer's networks are overwritten."""
+    """Train on those epochs as ordered, or add up features. The weights of the trainer's networks are overwritten."""
+    if order.heard is not None:
+        return contribute(order, order.heard, memory, site, method, trainer, progress)
     begin = client_round(order, memory, trainer.spec)
     memory = replace(begin.memory, teacher=order.teacher.name if order.teacher else "")
     if not epochs:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fiss.federation.aggregate import aggregate
+from fiss.federation.aggregate import Aggregated, aggregate
+from fiss.federation.collection import Gathering
 from fiss.federation.messages import Announcement, Order, Probe, ProbeResult, Reply, Server, Snapshot
 from fiss.federation.spec import FederationSpec
 from fiss.progress import Progress
@@ -37,6 +38,8 @@ class Participants:
     """Who is to train."""
     probed: tuple[int, ...] = ()
     """Who is asked to look at its own data first, where nobody announces tasks."""
+    there: tuple[int, ...] | None = None
+    """Who could be asked, as far as that is known."""
 
 
 class Boundaries(Protocol):
@@ -54,6 +57,11 @@ class Boundaries(Protocol):
 
     def announcement(self, round_: int) -> Announcement | None:
         """What is said of the task with the orders of a round."""
+        ...
+
+    @property
+    def first_rounds(self) -> int:
+        """How long classes are learned from nothing: the first task, or as long as a client's rate falls."""
         ...
 
 
@@ -78,24 +86,34 @@ def run(
     engine: Engine,
     spec: FederationSpec,
     progress: Progress,
+    gathering: Gathering | None = None,
 ) -> Iterator[Round]:
-    """Play the rounds, starting from `server`."""
+    """Play the rounds, starting from `server`. With a `gathering` clients train in the first rounds only, and then add
+    up features."""
     for there in rounds:
         server, probe_results = boundaries.open_round(server, there, engine, progress)
         announced = boundaries.announcement(there.round)
-        orders = [
-            Order(
-                client,
-                there.round,
-                server.label_space,
-                server.weights,
-                boundaries.teacher(server, client),
-                announced,
-            )
-            for client in sorted(there.selected)
-        ]
-        result = aggregate(server.weights, engine.ask(orders), spec.weighting, there.selected, spec.largest)
-        for client, why in result.refused.items():
-            progress.notice(f"round {there.round + 1}: the update of client {client} was refused: {why}")
+        result = Aggregated(server.weights, (), {})
+        if gathering is None or gathering.trains(there.round):
+            orders = [
+                Order(
+                    client,
+                    there.round,
+                    server.label_space,
+                    server.weights,
+                    boundaries.teacher(server, client),
+                    announced,
+                )
+                for client in sorted(there.selected)
+            ]
+            result = aggregate(server.weights, engine.ask(orders), spec.weighting, there.selected, spec.largest)
         server = replace(server, weights=result.weights)
-        yield Round(there, server, probe_results, result.replies, result.refused)
+        replies, refused = result.replies, result.refused
+        if gathering is not None:
+            server = gathering.took_part(server, there.round, replies)
+            asked = gathering.asked(server, there.round, there.selected, there.there)
+            server, more, odd = gathering.gather(server, there.round, asked, announced, engine.ask)
+            replies, refused = (*replies, *more), refused | odd
+        for client, why in refused.items():
+            progress.notice(f"round {there.round + 1}: the update of client {client} was refused: {why}")
+        yield Round(there, server, probe_results, replies, refused)

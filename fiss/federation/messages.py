@@ -6,6 +6,8 @@ from typing import Any
 
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
+from fiss.statistics.ledger import Ledger
+from fiss.statistics.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,20 @@ class Server:
     only."""
     teachers: Mapping[int, Snapshot] = field(default_factory=dict)
     """Where they are not: each client's teacher; many share one."""
+    collected: "Collected | None" = None
+    """What a method that adds up features has so far; None for all others."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the server keeps where features are added up."""
+
+    took_part: tuple[int, ...] = ()
+    """Clients that trained the trunk."""
+    heard: Mapping[int, int] = field(default_factory=dict)
+    """By client the round whose contribution is the last that counts."""
+    ledger: Ledger | None = None
+    """Their sums; None while the trunk is trained."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +94,27 @@ class Order:
     """The global model from before the client's transition; None before its first."""
     announced: Announcement | None = None
     """Only where tasks are announced."""
+    heard: int | None = None
+    """Not to train, but to add up features: the last round whose contribution of this client counts, -1 for none."""
 
     @property
     def first(self) -> bool:
         """Whether the client has nothing to forget yet."""
         return self.announced.task == 0 if self.announced is not None else self.teacher is None
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a client adds to the sums."""
+
+    sums: Sums = field(repr=False)
+    """Rounded to the type in which they travel."""
+    made_with: str
+    """Digest of the trunk and the features."""
+    period: int
+    """The round from which on it labelled these classes: what it added then belongs together."""
+    since: int | None = None
+    """In place of all that it added in periods from this one on; None: besides it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +133,8 @@ class Reply:
     """What the method has to say, such as how many pseudo labels it accepted."""
     transition: bool = False
     """Whether the client passed to new classes in this round."""
+    contribution: Contribution | None = field(repr=False, default=None)
+    """What it adds to the sums, if that was asked for and there is anything new."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +161,5 @@ class Memory:
     """What those images look like."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Its monitor's own."""
+    counted: Mapping[str, Any] = field(default_factory=dict)
+    """What it has added to the sums so far."""

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.errors import UserError
-from fiss.federation.messages import Announcement, Memory, Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.messages import Announcement, Contribution, Memory, Order, Probe, ProbeResult, Reply, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
+from fiss.statistics.sums import Sums
 
 Arrays = dict[str, NDArray[Any]]
 SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -26,6 +27,7 @@ MOST_IMAGES = 10**9
 """What a reply can count to: its number of images may be its weight."""
 LONGEST_TEXT, LONGEST_REPORT = 2**24, 2**20
 LARGEST_LOSS, MOST_LOSSES = 1e30, 20
+MOST_CELLS, LONGEST_DIGEST = 2**53, 200
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def from_order(
         name for name, tensor in order.weights.items() if probed_with is not None and probed_with.get(name) is tensor
     ]
     text |= {"teacher": None, "transfer": transfer, "same": same}
+    if order.heard is not None:
+        text["heard"] = order.heard
     arrays = _arrays({k: t for k, t in order.weights.items() if k not in set(same)}, "model", transfer)
     if order.teacher is not None:
         text["teacher"] = {"name": order.teacher.name, "label_space": order.teacher.label_space.groups}
@@ -100,7 +104,8 @@ def to_order(
         if probed_with is None:
             raise UserError("The order builds on a probe that this site did not see.")
         model = {name: probed_with[name] for name in text["same"]} | model
-    return Order(text["client"], text["round"], _space(text), model, teacher, announced), _memory(text)
+    order = Order(text["client"], text["round"], _space(text), model, teacher, announced, text.get("heard"))
+    return order, _memory(text)
 
 
 def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -> Message:
@@ -121,13 +126,20 @@ def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
 def from_reply(
     reply: Reply, memory: Memory | None = None, transfer: str = "float32", sent: Weights | None = None
 ) -> Message:
-    """All that a site says when it has trained. Its weights travel as they are; as a difference from those that it was
-    `sent`, in full length, if these are given."""
+    """All that a site says when it has trained, or added up features. Its weights travel as they are; as a difference
+    from those that it was `sent`, in full length, if these are given."""
     transfer = transfer if sent is None else "float32"
     weights = reply.weights if sent is None else _changes(reply.weights, sent)
-    text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name != "weights"}
+    text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name not in ("weights", "contribution")}
     text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
-    return Message(json.dumps(text), _arrays(weights, "model", transfer), difference=bool(weights) and sent is not None)
+    arrays = _arrays(weights, "model", transfer)
+    if (given := reply.contribution) is not None:
+        text["contribution"] = {name: getattr(given, name) for name in ("made_with", "period", "since")}
+        text["contribution"] |= {"cells": given.sums.cells, "images": given.sums.images}
+        whole = given.sums.tensors()
+        fits = all(torch.equal(tensor.float().double(), tensor) for tensor in whole.values())  # it was rounded to it
+        arrays |= {f"sums/{name}": (tensor.float() if fits else tensor).numpy() for name, tensor in whole.items()}
+    return Message(json.dumps(text), arrays, difference=bool(weights) and sent is not None)
 
 
 def to_reply(message: Message, sent: Weights | None = None, transfer: str = "float32") -> tuple[Reply, Memory | None]:
@@ -138,6 +150,7 @@ def to_reply(message: Message, sent: Weights | None = None, transfer: str = "flo
         if sent is None:
             raise UserError("It sends a difference, and nobody knows from what.")
         model = _changed(rounded(sent, transfer), model)
+    text["contribution"] = _contribution(text["contribution"], message.arrays) if "contribution" in text else None
     del text["kind"], text["memory"], text["transfer"]
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
     if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
@@ -150,6 +163,23 @@ def to_reply(message: Message, sent: Weights | None = None, transfer: str = "flo
     if len(json.dumps(text["report"])) > LONGEST_REPORT or not _flat(text["report"]):
         raise UserError("the report is too long, or no lists of plain values by name.")
     return Reply(**text, weights=model), memory
+
+
+def _contribution(text: Any, arrays: Arrays) -> Contribution:
+    """What a client adds to the sums, as far as it can be read; whether it can be true is not asked here."""
+    whole = {name: text[name] for name in ("cells", "images", "period", "since") if text[name] is not None}
+    if not all(type(count) is int and 0 <= count < MOST_CELLS for count in whole.values()):
+        raise UserError(f"cells, images and periods must be whole numbers below {MOST_CELLS:,}.")
+    if type(text["made_with"]) is not str or len(text["made_with"]) > LONGEST_DIGEST:
+        raise UserError("made_with must be a digest.")
+    tensors = _weights(arrays, "sums", "")
+    wanted = {"counts": 1, "sums": 2, "triangle": 1}
+    if {name: tensor.ndim for name, tensor in tensors.items()} != wanted:
+        raise UserError("sums must be counts, sums and a triangle.")
+    if not all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors.values()):
+        raise UserError("sums must be floating-point numbers.")
+    sums = Sums.from_tensors(tensors, whole["cells"], whole["images"])
+    return Contribution(sums, text["made_with"], whole["period"], whole.get("since"))
 
 
 def _flat(report: Any, depth: int = 4) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fiss.errors import UserError, unknown
 from fiss.methods import fbl, mib, plop, rcil
+from fiss.methods.analytic import Analytic
 from fiss.methods.base import Method
 from fiss.methods.finetune import Finetune
 from fiss.methods.ilt import ILT
@@ -31,6 +32,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fbl": fbl.FBL,
     "fbl-paper": fbl.paper,
     "fbl-reference": fbl.reference,
+    "analytic": Analytic,
 }
 
 

@@ -2,7 +2,7 @@
 
 It holds no state, so one object serves every client and nothing leaks between them. It gets a `Step` and returns
 named loss terms; the training loop adds them up and owns backward, precision and optimizer. Of the verbs only
-`losses` is required.
+`losses` is required. A method with a `collection` stops training at some point and goes on by adding up features.
 """
 
 from abc import ABC, abstractmethod
@@ -17,6 +17,7 @@ from fiss.losses.segmentation import Over, pixel_mean
 from fiss.models.classifier import Start, Weights
 from fiss.models.output import Output
 from fiss.models.segmenter import Segmenter
+from fiss.statistics.collection import Collection
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Method(ABC):
     """How the classifier of new classes starts: random, or from background."""
     mean_over: Over = "all"
     """Pixels that the cross-entropy divides by: all, as published, or the valid ones."""
+
+    @property
+    def collection(self) -> Collection | None:
+        """How it adds up features for a classifier in closed form, once the trunk is trained; None: it trains for as
+        long as there are rounds."""
+        return None
 
     @abstractmethod
     def losses(self, step: Step) -> dict[str, Tensor]:

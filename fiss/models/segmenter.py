@@ -61,6 +61,20 @@ class _Tap(nn.Module):
         return seen
 
 
+class Head(nn.Module):
+    """A classifier that is computed rather than trained, over any of the trunk's maps; it takes the trained one's place
+    once it has channels."""
+
+    weight: Tensor
+    """(C, D), no rows before there is a classifier."""
+    bias: Tensor
+
+    def resize(self, channels: int) -> None:
+        """Make room for so many channels; their values come with `load_state_dict`."""
+        self.weight = self.weight.new_zeros(channels, self.weight.shape[1])
+        self.bias = self.bias.new_zeros(channels)
+
+
 class Segmenter(nn.Module):
     """Encoder, decoder, growing classifier."""
 
@@ -72,6 +86,7 @@ class Segmenter(nn.Module):
         self.features: int = network.segmentation_head[0].in_channels
         self.divisor: int = self.encoder.output_stride if network.requires_divisible_input_shape else 1
         self.classifier = Classifier(self.features, sizes)
+        self.head: Head | None = None
         self.runs_with: Trunk = self.trunk
         """What computes the trunk: itself, compiled, or a record of it."""
         self.taps: list[_Tap] = []
@@ -87,6 +102,16 @@ class Segmenter(nn.Module):
                     block.relu = tap
 
     @property
+    def map_channels(self) -> dict[str, int]:
+        """Channels of each map of the trunk: the decoder's, the encoder's last, and its stages, from 1, or from the
+        last backwards from -1."""
+        widths = list(self.encoder.out_channels)
+        stages = widths[-len(self.taps) :] if self.taps else widths[1:]
+        places = {f"stage{i}": w for i, w in enumerate(stages, 1)}
+        places |= {f"stage{-i}": w for i, w in enumerate(stages[::-1], 1)}
+        return {"decoder": self.features, "encoder": widths[-1], **places}
+
+    @property
     def stages_are(self) -> str:
         """What `Output.stages` holds, in words."""
         return "before their last activation" if self.taps else "after their last activation"
@@ -94,7 +119,10 @@ class Segmenter(nn.Module):
     def forward(self, images_BCHW: Tensor) -> Output:
         """Images whose sides are multiples of `divisor`."""
         decoded, encoded, stages = self.runs_with(images_BCHW)
-        small = self.classifier(decoded)
+        if self.head is not None and len(self.head.weight):
+            small = self.head(decoded, encoded, stages, images_BCHW.shape[-2:])
+        else:
+            small = self.classifier(decoded)
         logits = enlarge(small, images_BCHW.shape[-2:])
         return Output(logits, small, decoded, encoded, stages)
 
@@ -114,6 +142,8 @@ class Segmenter(nn.Module):
         if self.classifier.sizes != tuple(sizes):
             device = next(self.parameters()).device
             self.classifier = Classifier(self.features, sizes).to(device).train(self.training)
+        if self.head is not None and "head.weight" in weights:
+            self.head.resize(len(weights["head.weight"]))
         self.load_state_dict(weights)
 
     def weights(self) -> Weights:

@@ -8,6 +8,7 @@ that did not finish, and is cut off on resume.
     rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
     state.json      where the run stands, and every client's memory
     origin.json     program, machine and time, for each time it was begun or gone on with
+    ledger-N.safetensors    sums by client, where features are added up
     weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
 """
 
@@ -17,7 +18,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.runs.lock import locked
 from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
+from fiss.runs.sums import SumsFiles, remembered
 
 FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
@@ -49,6 +51,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.sums = SumsFiles(path)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunFolder":
@@ -175,7 +178,7 @@ class RunFolder:
         there = {path.stem: path for path in sorted((self.path / "weights").glob("*.safetensors"))}
         old = [name for name in there if name.startswith("round-")][:-keep]
         old += [name for name in there if name.startswith("before-") and name not in kept]  # nobody's teacher any more
-        record = {
+        record: dict[str, Any] = {
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
@@ -186,11 +189,14 @@ class RunFolder:
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
             "taught": {str(client): snapshot.name for client, snapshot in sorted(server.teachers.items())},
             "lengths": {log: _flush(self.path / log) for log in LOGS},
-            "memories": {str(client): asdict(memory) for client, memory in sorted(state.memories.items())},
+            "memories": {str(client): remembered(memory) for client, memory in sorted(state.memories.items())},
         }
+        if server.collected is not None:
+            record["collected"] = self.sums.write(server.collected, state.next_round)
         write_atomically(self.path / "state.json", json.dumps(record, indent=1).encode())
         for name in old:
             there[name].unlink()
+        self.sums.clear(record.get("collected", {}))
 
     def restore(self) -> State | None:
         """The last finished round, logs cut to it; None if no round was finished."""
@@ -223,6 +229,7 @@ class RunFolder:
             if record.get("teacher"):  # earlier versions kept that of announced tasks apart
                 before = [*before, record["teacher"]]
             taught = {int(client): str(kept) for client, kept in record.get("taught", {}).items()}
+            collected = self.sums.read(record["collected"]) if "collected" in record else None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name)
@@ -234,7 +241,9 @@ class RunFolder:
             model.weights,
             tuple(kept[known] if known else None for known in before),
             {client: kept[known] for client, known in taught.items()},
+            collected,
         )
+        self.sums.clear(record.get("collected", {}))
         return State(next_round, server, memories, finished)
 
     def finished(self) -> bool:

@@ -10,7 +10,7 @@ from fiss.config.config import Config
 from fiss.config.identity import differences, with_absolute_paths
 from fiss.errors import UserError
 from fiss.federation.loop import Engine, Participants, Round, run
-from fiss.federation.messages import Memory, Server, Snapshot
+from fiss.federation.messages import Collected, Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.monitors import accuracy
@@ -33,7 +33,8 @@ def in_process(
     """All clients in this process, with one trainer around the network."""
     config = scenario.config
     first, later = next_round < config.world.rounds or not scenario.announced, not config.joint
-    plain_reader = None if scenario.announced else scenario.plain_images
+    looks = not scenario.announced or config.method.collection is not None
+    plain_reader = scenario.plain_images if looks else None
     untrained = None if scenario.announced else scenario.network(scenario.boundaries.first_space, fresh=True)
     groups = [1] * first + [2] * later
     trainer = build_trainer(config, student, scenario.training_images, plain_reader, untrained, groups)
@@ -89,7 +90,7 @@ def _go_on(
         now = Snapshot("the last round", state.server.label_space, state.server.weights)
         load_checked(student, now, folder.path)
     elif base is not None:
-        state = _begin_from(base, scenario, folder, student, progress)
+        state = _begin_from(base, scenario, folder, student, progress, connect)
     server = state.server if state else Server(scenario.boundaries.first_space, student.weights())
     memories = dict(state.memories) if state else {}
     next_round = state.next_round if state else 0
@@ -100,7 +101,8 @@ def _go_on(
     progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()
     participants = _participants(scenario, next_round, progress)
-    for result in run(server, participants, scenario.boundaries, engine, config.federation, progress):
+    gathering = scenario.gathering(student)
+    for result in run(server, participants, scenario.boundaries, engine, config.federation, progress, gathering):
         round_plan = scenario.plan.round_plans[result.participants.round]
         folder.append("rounds.jsonl", _round_record(scenario, result, memories, monotonic() - began))
         if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
@@ -126,17 +128,33 @@ def _participants(scenario: Scenario, start: int, progress: Progress) -> Iterato
     everyone = scenario.config.monitor.probed == "all"
     for plan in scenario.plan.round_plans[start:]:
         progress.round(plan.task, plan.round, len(plan.selected))
-        yield Participants(plan.round, plan.selected, plan.present if everyone else plan.selected)
+        there = tuple(client for client in plan.present if scenario.plan.holds(client, plan.round))
+        yield Participants(plan.round, plan.selected, plan.present if everyone else plan.selected, there)
 
 
-def _begin_from(base: Snapshot, scenario: Scenario, folder: RunFolder, student: Segmenter, progress: Progress) -> State:
-    """The first task is taken over: score it, keep it as our own, go on with the second."""
+def _begin_from(
+    base: Snapshot, scenario: Scenario, folder: RunFolder, student: Segmenter, progress: Progress, connect: Connect
+) -> State:
+    """The first task is taken over: score it, keep it as our own, go on with the second. Where features are added up,
+    those who train in the first task count theirs first."""
     if base.weights.keys() != student.state_dict().keys():
         base = replace(base, weights=scenario.config.method.convert_weights(student, base.weights))
     load_checked(student, base, Path(scenario.config.base))
     rounds = scenario.config.world.rounds
+    server, memories = Server(base.label_space, base.weights), dict[int, Memory]()
+    if (gathering := scenario.gathering(student)) is not None:
+        first = {client for plan in scenario.plan.round_plans[:rounds] for client in plan.selected}
+        server = replace(server, collected=Collected(tuple(sorted(first))))
+        asked = scenario.plan.round_plans[rounds - 1].selected
+        asked = tuple(gathering.asked(server, rounds - 1, asked, None))
+        engine = connect(scenario, student, memories, rounds, progress)
+        announced = scenario.boundaries.announcement(rounds - 1)
+        server, _, refused = gathering.gather(server, rounds - 1, asked, announced, engine.ask)
+        for client, why in refused.items():
+            progress.notice(f"round {rounds}: the update of client {client} was refused: {why}")
+        student.load(server.weights, server.label_space.sizes)
     score(scenario, folder, student, base.label_space, rounds - 1, 0, True, progress)
-    state = State(rounds, Server(base.label_space, base.weights), {}, len(scenario.plan.round_plans) == rounds)
+    state = State(rounds, server, memories, len(scenario.plan.round_plans) == rounds)
     folder.commit(state, "task-0", scenario.config.keep)
     return state
 
@@ -144,6 +162,8 @@ def _begin_from(base: Snapshot, scenario: Scenario, folder: RunFolder, student: 
 def _base(scenario: Scenario) -> Snapshot:
     """The model after the first task of another run, if that run fits this one."""
     config = scenario.config
+    if (collection := config.method.collection) is not None and collection.trunk_rounds == 0:
+        raise UserError("base: a method that trains nothing has no first task to take over; leave it.")
     folder = RunFolder.open(Path(config.base))
     if any(key.startswith("model.") for key in differences(folder.config(), config, ignoring=("path",))):
         raise UserError(f"base = {config.base}: that run has another network than this one.")

@@ -16,6 +16,7 @@ from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.federation.boundaries import Calendar, Discovery
 from fiss.federation.client import Site, Truth
+from fiss.federation.collection import Gathering, Held
 from fiss.federation.messages import Announcement
 from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
@@ -24,6 +25,7 @@ from fiss.progress import Progress
 from fiss.runs.records import HeldRecord, Splits, TaskRecord
 from fiss.runs.scoring import Validation
 from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
+from fiss.statistics.head import head_of
 from fiss.training.batches import Reader, steps_per_epoch
 from fiss.training.device import pick_device, use_device
 from fiss.training.trainer import build_network
@@ -69,9 +71,17 @@ class Scenario:
         """How the server hears of new classes: decided here, once."""
         method, seed = self.config.method, self.config.seed
         if not is_announced(self.config):
-            return Discovery(method, seed)
+            return Discovery(method, seed, self.config.training.horizon)
         rounds = {r.round: Announcement(r.task, r.rounds_left, r.steps) for r in self.plan.round_plans}
         return Calendar(method, seed, rounds, [tuple(self.names[i - 1] for i in ids) for ids in self.tasks.tasks])
+
+    def gathering(self, model: Segmenter) -> Gathering | None:
+        """The server's part where features are added up; `model`, one of its networks, has the layers they go
+        through."""
+        if (collection := self.config.method.collection) is None:
+            return None
+        transfer, layers = self.config.federation.transfer, head_of(model).layers
+        return Gathering(collection, self.boundaries.first_rounds, transfer, layers)
 
     @property
     def announced(self) -> bool:
@@ -91,7 +101,13 @@ class Scenario:
         so_far = sum(r <= round_ for r in self.transitions[client])
         task = self.plan.round_plans[round_].task
         trains = self.config.world.train_staying or not self.plan.stays(client, round_)
-        return Site(self.names, holding.images, labelled, self.config.seed, Truth(so_far, task), trains)
+        truth, held = Truth(so_far, task), self._held(holding) if self.config.method.collection is not None else ()
+        return Site(self.names, holding.images, labelled, self.config.seed, truth, trains, held=held)
+
+    def _held(self, holding: Holding) -> tuple[Held, ...]:
+        """Its images by their names, which nothing ever changes."""
+        stems, presence = self.dataset.train.stems, self.train.presence
+        return tuple(Held(stems[i], 0, tuple(np.nonzero(presence[i])[0].tolist())) for i in holding.images)
 
     def _labelled(self, task: int, holding: Holding) -> tuple[int, ...]:
         """Ids that a site labels, of those that its images show."""

@@ -105,7 +105,9 @@ def _job(preset: Config, name: str, seed: int, out: Path, base: Path, share: boo
 
 def _first_task_is_plain(method: Method) -> bool:
     """Whether it would train the first task as finetune does, so that it may take it over."""
-    verbs = ("adapt_network", "prepare_training", "first_losses")
+    if method.collection is not None and method.collection.trunk_rounds is not None:
+        return False
+    verbs = ("prepare_training", "first_losses", *(["adapt_network"] if method.collection is None else []))
     same = all(getattr(type(method), verb) is getattr(Method, verb) for verb in verbs)
     return same and method.mean_over == methods.find(BASE).mean_over
 

@@ -76,6 +76,10 @@ class Plan:
         task, later = self.round_plans[round_].task, [s for s in self.stages[client] if s[0] > round_]
         return self.stage(client, round_)[1] < task and not any(stage[1] == task for stage in later)
 
+    def holds(self, client: int, round_: int) -> bool:
+        """Whether it is known what a site holds in a round."""
+        return (self.stage(client, round_)[1], client) in self.holdings
+
     def holding(self, client: int, round_: int) -> Holding:
         """What a site holds in a round."""
         _, task, draw = self.stage(client, round_)

@@ -104,10 +104,10 @@ def test_nothing_but_text_and_arrays():
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("told", [True, False])
-def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told):
+@pytest.mark.parametrize(("told", "method"), [(True, "fbl"), (False, "fbl"), (True, "analytic")])
+def test_the_same_bits_as_in_one_process(tiny, finished, tmp_path, told, method):
     pytest.importorskip("nvflare")
-    config = replace(tiny, method=find("fbl"))
+    config = replace(tiny, method=find(method))
     if not told:
         world = replace(tiny.world, lag=1, clients=4)
         config = replace(config, world=world, monitor=MonitorSpec("misfit", probed="all"))

@@ -12,6 +12,7 @@ LEVELS = [
     {"errors", "rng", "progress"},
     {"labels", "ops"},
     {"data", "models", "losses", "metrics"},
+    {"statistics"},
     {"methods", "monitors"},
     {"training"},
     {"federation"},

@@ -158,8 +158,8 @@ def test_coefficients_are_those_of_the_published_runs():
     find = methods.find
     assert find("lwf").distillation == find("ilt").distillation == find("ilt").features == 100
     assert (find("mib").distillation, find("rcil").distillation) == (10, 100)
-    assert {find(n).start for n in ("finetune", "lwf", "ilt")} == {"random"}
-    assert {find(n).start for n in NAMES if n not in ("finetune", "lwf", "ilt")} == {"background"}
+    assert {find(n).start for n in ("finetune", "lwf", "ilt", "analytic")} == {"random"}
+    assert {find(n).start for n in NAMES if n not in ("finetune", "lwf", "ilt", "analytic")} == {"background"}
     for name in ("plop", "fbl", "fbl-reference"):
         assert (find(name).pod_features, find(name).pod_logits) == (0.01, 0.0005)
     assert (find("rcil").cube_features, find("rcil").cube_logits) == (0.01, 0.0005)

@@ -1,0 +1,1 @@
+"""Learning by sums: features are added up by class, kept by contribution, and solved for a classifier."""

@@ -1,0 +1,134 @@
+"""From the maps of a frozen trunk to the one feature map that is counted and classified.
+
+Maps are brought to one grid and put side by side; then, if wanted, a fixed layer of random features, and a fixed
+projection. Neither is ever trained: both are drawn from the seed, or given (principal components of the first sums).
+
+B images, D features of all maps, K random ones, P projected ones, h w the grid.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fiss.errors import unknown
+from fiss.models.output import Output
+from fiss.models.segmenter import enlarge
+from fiss.rng import address
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Which features."""
+
+    maps: tuple[str, ...] = ("decoder", "encoder")
+    """In this order: decoder, encoder (its last map, after the activation), stage1, stage2, ...
+    or from the last one stage-1, stage-2, ...; stages: all of these."""
+    stride: int = 16
+    """Pixels along the side of a cell."""
+    random: int = 0
+    """Width of a fixed random layer with ReLU; 0: none."""
+    projection: int = 0
+    """Dimensions of a fixed random projection; 0: none."""
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Cells of an image of that size."""
+        return -(-height // self.stride), -(-width // self.stride)
+
+    def dimensions(self, channels: Mapping[str, int]) -> int:
+        """Of the feature map, by the channels of the trunk's maps."""
+        return self.projection or self.random or sum(channels[name] for name in self.chosen(channels))
+
+    def chosen(self, known: Mapping[str, object]) -> tuple[str, ...]:
+        """The names of its maps, all of them known."""
+        found: list[str] = []
+        for name in self.maps:
+            if name not in known and name != "stages":
+                raise unknown("feature map", name, [*known, "stages"])
+            found += [key for key in known if key[5:].isdecimal()] if name == "stages" else [name]
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class FixedLayers:
+    """What the maps go through; None where nothing is to be done."""
+
+    random_DK: Tensor | None = None
+    offset_K: Tensor | None = None
+    projection_KP: Tensor | None = None
+    """Of the D features themselves where there is no random layer."""
+
+    def to(self, device: torch.device) -> "FixedLayers":
+        """On that device."""
+        return FixedLayers(*(t if t is None else t.to(device) for t in vars(self).values()))
+
+
+def draw_layers(
+    spec: FeatureSpec, features: int, seed: int, mean_D: Tensor | None = None, scale_D: Tensor | None = None
+) -> FixedLayers:
+    """The layers of that seed, for so many features of all maps. With the `moments` of first sums the random layer sees
+    them standardised, so that no map outweighs the others."""
+    random_DK = _uniform(features, spec.random, seed, "random") if spec.random else None
+    offset_K = None
+    if random_DK is not None and mean_D is not None and scale_D is not None:
+        random_DK = (random_DK.double() * scale_D[:, None]).float()
+        offset_K = -(mean_D @ random_DK.double()).float()
+    projection_KP = _uniform(spec.random or features, spec.projection, seed, "projection") if spec.projection else None
+    return FixedLayers(random_DK, offset_K, projection_KP)
+
+
+def _uniform(rows: int, columns: int, seed: int, name: str) -> Tensor:
+    """Entries of variance 1 / rows; uniform, as normal ones may differ in their last bits between machines."""
+    generator = torch.Generator().manual_seed(address(seed, "features", name))
+    bound = math.sqrt(3 / rows)
+    return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
+
+
+def trunk_maps(output: Output) -> dict[str, Tensor]:
+    """What one forward pass offers, by name."""
+    return named_maps(output.decoded_BDhw, output.encoded_BDhw, output.stages)
+
+
+def named_maps(decoded_BDhw: Tensor, encoded_BDhw: Tensor, stages: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The maps of a trunk, by name; stages by their place from the first or, negative, from the last."""
+    places = {f"stage{i}": s for i, s in enumerate(stages, 1)} | {
+        f"stage{-i}": s for i, s in enumerate(stages[::-1], 1)
+    }
+    return {"decoder": decoded_BDhw, "encoder": encoded_BDhw, **places}
+
+
+def feature_map(maps: Mapping[str, Tensor], spec: FeatureSpec, layers: FixedLayers, size: tuple[int, int]) -> Tensor:
+    """The features on a grid of that size, (B, D, h, w) in float32 with the features of a cell side by side."""
+    with torch.autocast(next(iter(maps.values())).device.type, enabled=False):
+        on_grid = [_resize(maps[name].float(), size) for name in spec.chosen(maps)]
+        features_BhwD = torch.cat(on_grid, 1).permute(0, 2, 3, 1)
+        if layers.random_DK is not None:
+            features_BhwD = features_BhwD @ layers.random_DK
+            features_BhwD = F.relu(features_BhwD if layers.offset_K is None else features_BhwD + layers.offset_K)
+        if layers.projection_KP is not None:
+            features_BhwD = features_BhwD @ layers.projection_KP
+    return features_BhwD.permute(0, 3, 1, 2)
+
+
+def _resize(map_BDhw: Tensor, size: tuple[int, int]) -> Tensor:
+    """Means over cells where it is finer than the grid, bilinear where it is coarser."""
+    finer = [max(side, cells) for side, cells in zip(map_BDhw.shape[2:], size, strict=True)]
+    if list(map_BDhw.shape[2:]) != finer:
+        map_BDhw = enlarge(map_BDhw, finer)
+    return map_BDhw if finer == list(size) else F.adaptive_avg_pool2d(map_BDhw, size)
+
+
+def digest(spec: FeatureSpec, layers: FixedLayers, trunk: Mapping[str, Tensor]) -> str:
+    """What sums are made with, in one word: the same only for the same features of the same trunk."""
+    found = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
+    fixed = {name: tensor for name, tensor in vars(layers).items() if tensor is not None}
+    for where, tensors in (("trunk", trunk), ("layers", fixed)):
+        for name, tensor in sorted(tensors.items()):
+            found.update(f"{where}/{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
