@@ -335,15 +335,15 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     """What the experiment hands to the loop: no task, no number of tasks, no class, no key."""
     given = {}
 
-    def spied(server, participants, boundaries, engine, spec, progress):
-        given.update(server=server, boundaries=boundaries, participants=[])
+    def spied(server, participants, boundaries, engine, spec, progress, gathering):
+        given.update(server=server, boundaries=boundaries, participants=[], gathering=gathering)
 
         def seen():
             for there in participants:
                 given["participants"].append(there)
                 yield there
 
-        return real(server, seen(), boundaries, engine, spec, progress)
+        return real(server, seen(), boundaries, engine, spec, progress, gathering)
 
     real = experiment.run
     monkeypatch.setattr(experiment, "run", spied)
@@ -353,8 +353,10 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     assert (start.before, start.teachers) == ((None,), {})
     assert {name for name in start.weights if "groups.1" in name} == set()
     assert len(given["participants"]) == 6
-    assert {field.name for field in fields(Participants)} == {"round", "selected", "probed"}
-    assert {field.name for field in fields(given["boundaries"])} == {"method", "seed"}
+    assert {field.name for field in fields(Participants)} == {"round", "selected", "probed", "there"}
+    assert {field.name for field in fields(given["boundaries"])} == {"method", "seed", "first_rounds"}
+    assert given["boundaries"].first_rounds == untold.training.horizon  # the config's, not the calendar's
+    assert given["gathering"] is None
 
 
 def test_classes_one_by_one(untold, tmp_path):

@@ -463,6 +463,8 @@ def test_the_maps_of_a_trunk():
         "encoder": 3,
         "stage1": 2,
         "stage2": 3,
+        "stage-2": 2,  # counted from the last
+        "stage-1": 3,
     }
 
 
