@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fiss.methods.mib import MiB
     from fiss.methods.plop import PLOP
     from fiss.methods.rcil import RCIL
-    from fiss.predict import Prediction, Predictor
+    from fiss.predict.predictor import Prediction, Predictor
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
     from fiss.runs.records import Records, ScoreRecord
@@ -54,7 +54,7 @@ _HOMES = {
     "methods.mib": "MiB",
     "methods.plop": "PLOP",
     "methods.rcil": "RCIL",
-    "predict": "Prediction Predictor",
+    "predict.predictor": "Prediction Predictor",
     "reports.comparison": "Comparison compare",
     "reports.document": "Document picture report",
     "runs.run": "Run",

@@ -177,7 +177,7 @@ def predict(
     """Segment new images: masks, and overlays with the classes' names."""
     from fiss.cli.tables import prediction_table
     from fiss.data.dataset import files_by_stem
-    from fiss.predict import write
+    from fiss.predict.pictures import write
     from fiss.reports.display import shown
 
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]

@@ -17,7 +17,8 @@ from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import pad
-from fiss.predict import FIRST, colours_of, logits_of, paint
+from fiss.predict.pictures import FIRST, colours_of, paint
+from fiss.predict.predictor import logits_of
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.scoring import Validation

@@ -18,7 +18,7 @@ from fiss.deployment import server
 from fiss.errors import UserError
 from fiss.methods import find
 from fiss.methods.analytic import Analytic
-from fiss.predict import Predictor
+from fiss.predict.predictor import Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.run import Run

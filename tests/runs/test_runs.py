@@ -20,7 +20,7 @@ from fiss.errors import UserError
 from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods import find
 from fiss.models.segmenter import build
-from fiss.predict import Predictor
+from fiss.predict.predictor import Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, read_model
 from fiss.runs.records import RoundRecord

@@ -1,0 +1,1 @@
+"""Models that are ready to use: images segmented, masks and pictures written."""

@@ -1,0 +1,100 @@
+"""What a model sees, as files: masks, and pictures in which a person sees what they mean."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from fiss.data.dataset import Bytes, read_image
+from fiss.errors import UserError, writing
+from fiss.predict.predictor import Prediction, Predictor
+from fiss.progress import Progress
+from fiss.runs.folder import write_atomically
+
+FIRST = (
+    "#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
+    "#9e9e9e", "#7f3fbf", "#8c564b", "#c7e9a0", "#fbb4ae",
+)  # fmt: skip
+"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
+
+
+def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Progress) -> list[dict[str, Any]]:
+    """masks/ with class ids, overlays/ to look at, and classes.txt, which together with the images is a data set of
+    the kind `folder`; gives for every image the share of its pixels by class."""
+    if not images:
+        raise UserError("No image to segment: name image files, or folders that hold some.")
+    stems = [path.stem for path in images]
+    if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
+        raise UserError(f"Two images are called {twice[0]}; their masks would be one file.")
+    for name in ("masks", "classes.txt"):
+        if (out / name).exists():  # it may be what people have drawn
+            raise UserError(f"{out / name} is there already and is not written over: --out names another folder.")
+    colours = colours_of(len(predictor.names))
+    records: list[dict[str, Any]] = []
+    problems: list[UserError] = []
+    progress.start("segmenting", len(images))
+    for path in images:
+        progress.advance()
+        try:
+            image = read_image(path)
+        except UserError as error:
+            progress.notice(f"left out: {error}")
+            problems.append(error)
+            continue
+        if not records:
+            for folder in ("masks", "overlays"):
+                (out / folder).mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "classes.txt", ("\n".join(predictor.names[1:]) + "\n").encode())
+        seen = predictor(image)
+        mask = Image.fromarray(seen.mask, "P")
+        mask.putpalette(colours.tobytes())
+        for folder, drawn in (("masks", mask), ("overlays", overlay(image, seen, colours))):
+            with writing(file := out / folder / f"{path.stem}.png"):
+                drawn.save(file)
+        records.append({"image": str(path), "shares": seen.shares})
+    progress.finish()
+    if not records:
+        raise problems[0]
+    return records
+
+
+def overlay(image: Bytes, seen: Prediction, colours: Bytes) -> Image.Image:
+    """The image with its classes coloured, their edges drawn, and a legend of those that are in it."""
+    labels = seen.mask
+    painted = np.where((labels > 0)[..., None], 0.45 * image + 0.55 * colours[labels], 0.8 * image)
+    edge = np.zeros(labels.shape, bool)
+    edge[1:] |= labels[1:] != labels[:-1]
+    edge[:, 1:] |= labels[:, 1:] != labels[:, :-1]
+    painted[edge] = 255
+    there = [int(i) for i in np.unique(labels) if i]
+    line = max(14, min(image.shape[:2]) // 20)
+    font = ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), line * 0.8)
+    page = Image.new("RGB", (image.shape[1], image.shape[0] + line * max(1, len(there))), "white")
+    page.paste(Image.fromarray(painted.round().astype(np.uint8)))
+    pen = ImageDraw.Draw(page)
+    if not there:
+        pen.text((2, image.shape[0]), "background only", fill="black", font=font)
+    for row, i in enumerate(there):
+        y = image.shape[0] + line * row
+        pen.rectangle((2, y + 2, line - 2, y + line - 2), fill=tuple(int(v) for v in colours[i]))
+        pen.text((line + 4, y), seen.names[i], fill="black", font=font)
+    return page
+
+
+def colours_of(count: int) -> Bytes:
+    """One colour per class, (count, 3); the first is the background's."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    more = [colormaps["tab20b"](k % 20)[:3] for k in range(max(0, count - len(FIRST)))]
+    return (np.array([*(to_rgb(c) for c in FIRST), *more][:count]) * 255).astype(np.uint8)
+
+
+def paint(labels: NDArray[np.int64], colours: Bytes) -> Bytes:
+    """Class ids in their colours; what is ignored is white."""
+    white = np.full((1, 3), 255, np.uint8)
+    return np.concatenate([colours, white])[np.minimum(labels, len(colours))]
