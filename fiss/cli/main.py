@@ -148,22 +148,23 @@ def sweep(
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Where its two runs go. Default: runs/demo, numbered.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where its runs go. Default: runs/demo, numbered.")] = None,
     setting: Settings = None,
 ) -> None:
-    """Finetuning and FBL side by side on the built-in data set, with a picture at the end."""
+    """Finetuning, FBL and learning by sums on the built-in data set, with a picture at the end."""
     from fiss.runs.run import free_path
 
     out = out or free_path(Path("runs") / "demo")
-    setting = ["world.sample_ratio=0.55", *(setting or [])]  # two runs of the preset, made a little shorter
+    setting = ["world.sample_ratio=0.55", *(setting or [])]  # runs of the preset, made a little shorter
     base = None
-    for method in ("finetune", "fbl"):
+    runs = [out / method for method in ("finetune", "fbl", "analytic")]
+    for method in (path.name for path in runs):
         print(f"\n{method}" + (" (from the first task of finetune)" if base else ""), flush=True)
         run_("shapes", method, setting=setting, base=base, out=out / method)
         base = out / "finetune"
-    compare([out / "finetune", out / "fbl"], "published", False)
-    picture([out / "finetune", out / "fbl"], out / "demo.png")
-    report([out / "finetune", out / "fbl"], out / "report.html")
+    compare(runs, "published", False)
+    picture(runs, out / "demo.png")
+    report(runs, out / "report.html")
 
 
 @app.command()

@@ -243,7 +243,7 @@ def test_compare(tiny, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_demo(tiny, tmp_path, monkeypatch, capsys):
-    """What `make demo` does, on a smaller world: two methods, a table, a picture."""
+    """What `make demo` does, on a smaller world: three methods, a table, a picture."""
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
@@ -259,6 +259,7 @@ def test_demo(tiny, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert re.search(r"finetune\W+1\W", out)
     assert re.search(r"fbl\W+1\W", out)
+    assert re.search(r"analytic\W+1\W", out)
     path = tmp_path / "runs" / "demo"
     with Image.open(path / "demo.png") as drawn:
         assert drawn.width > 600
