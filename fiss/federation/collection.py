@@ -165,7 +165,7 @@ class Gathering:
 
     def __init__(self, collection: Collection, first_rounds: int, transfer: str, layers: FixedLayers) -> None:
         self.collection, self.transfer, self.layers = collection, transfer, layers
-        self.trunk_rounds = first_rounds if collection.trunk_rounds is None else collection.trunk_rounds
+        self.trunk_rounds = collection.rounds_of_trunk(first_rounds)
 
     def trains(self, round_: int) -> bool:
         """Whether clients still train in that round."""

@@ -1,6 +1,7 @@
 """A config with everything it needs opened and checked: the data, the world that is drawn from it, the readers."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -24,7 +25,7 @@ from fiss.models.segmenter import Segmenter, check_spec
 from fiss.progress import Progress
 from fiss.runs.records import HeldRecord, Splits, TaskRecord
 from fiss.runs.scoring import Validation
-from fiss.simulation.world import Holding, Plan, joint_plan, make_plan
+from fiss.simulation.world import Holding, Plan, RoundPlan, joint_plan, make_plan
 from fiss.statistics.head import head_of
 from fiss.training.batches import Reader, steps_per_epoch
 from fiss.training.device import pick_device, use_device
@@ -53,7 +54,18 @@ class Scenario:
         return pick_device(self.config.training.device)
 
     def steps(self, start: int = 0) -> int:
-        """Optimizer steps of all rounds from `start` on."""
+        """Optimizer steps of all rounds from `start` on; and batches of images whose features are counted."""
+        first = self._training_rounds
+        trained = sum(self._trained(plan) for plan in self.plan.round_plans[start:] if plan.round < first)
+        return trained + sum(batches for round_, batches in self._counted(first) if round_ >= start)
+
+    @property
+    def _training_rounds(self) -> int:
+        """Rounds in which clients train."""
+        collection, rounds = self.config.method.collection, len(self.plan.round_plans)
+        return rounds if collection is None else collection.rounds_of_trunk(self.boundaries.first_rounds)
+
+    def _trained(self, round_plan: RoundPlan) -> int:
         training, plan = self.config.training, self.plan
 
         def of(task: int, client: int) -> int:
@@ -62,9 +74,26 @@ class Scenario:
 
         return sum(
             round_plan.steps if round_plan.steps is not None else of(plan.stage(client, round_plan.round)[1], client)
-            for round_plan in plan.round_plans[start:]
             for client in round_plan.selected
         )
+
+    def _counted(self, trunk_rounds: int) -> Iterator[tuple[int, int]]:
+        """Rounds in which clients count what they hold for the first time, and in how many batches."""
+        if (collection := self.config.method.collection) is None:
+            return
+        took_part: set[int] = set()
+        counted: set[tuple[int, int]] = set()
+        for plan in self.plan.round_plans:
+            took_part |= set(plan.selected) if plan.round < trunk_rounds else set()
+            if plan.round + 1 < trunk_rounds:
+                continue
+            last = plan.round + 1 == trunk_rounds and collection.collected_from == "participants"
+            for client in took_part if last else plan.selected:
+                stage = self.plan.stage(client, plan.round)[1], client
+                if stage in self.plan.holdings and stage not in counted:
+                    counted.add(stage)
+                    images = len(self.plan.holdings[stage].images)
+                    yield plan.round, -(-images // self.config.training.batch) * (1 + collection.augmented)
 
     @cached_property
     def boundaries(self) -> Calendar | Discovery:

@@ -29,3 +29,7 @@ class Collection:
     def dtype(self) -> torch.dtype:
         """As what sums travel."""
         return torch.float64 if self.sent_as == "float64" else torch.float32
+
+    def rounds_of_trunk(self, first_rounds: int) -> int:
+        """Rounds in which the trunk is trained, where the first task has so many."""
+        return first_rounds if self.trunk_rounds is None else self.trunk_rounds

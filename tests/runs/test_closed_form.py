@@ -63,6 +63,7 @@ def test_killed_and_resumed_to_the_same_bits(told, finished, tmp_path):
     counter = KillAtStep(10**9)
     experiment.start(told, tmp_path / "counted", counter)
     steps = 10**9 - counter.left
+    assert steps == experiment.open_scenario(told, Progress()).steps()
     for part in (0.3, 0.6, 0.8, 1.0):
         path = tmp_path / str(part)
         assert killed(lambda path=path, at=int(steps * part): experiment.start(told, path, KillAtStep(at)))
