@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fiss import methods
 from fiss.config.identity import SAME_ROW, differences
 from fiss.config.presets import PRESETS, exact_label
 from fiss.data import ade20k, voc
@@ -47,12 +48,31 @@ def tables(preset: str, paths: Iterable[Path], view: str) -> list[Comparison]:
         "ablation_final": _parts,
         "ablation_task_wise_miou": _tasks,
     }
-    made = [makers[kind](table, runs) for kind, table in record["paper"].items()]
+    own = [m for m in runs if m in methods.METHODS and methods.find(m).collection is not None]
+    runs = {(f"{m} (ours)" if m in own else m): scores for m, scores in runs.items()}
+    made = [
+        makers[kind](table if kind.startswith("ablation") else _with_ours(table, runs), runs)
+        for kind, table in record["paper"].items()
+    ]
     if record["logs"]:
         wise = {method: log["task_wise_miou"] for method, log in record["logs"].items()}
-        made.append(_tasks({"table": "The authors' logs: mIoU after each task", "methods": wise}, runs))
+        table = {"table": "The authors' logs: mIoU after each task", "methods": wise}
+        made.append(_tasks(_with_ours(table, runs), runs))
     notes += [f"published: {note}" for note in record["notes"]]
     return [replace(made[0], notes=tuple(notes)), *made[1:]]
+
+
+def _with_ours(table: Mapping[str, Any], runs: Runs) -> dict[str, Any]:
+    """The table with the methods that the paper does not have, nothing published beside them."""
+    blank = _without_numbers(next(iter(table["methods"].values())))
+    ours = {name: blank for name in runs if name.endswith("(ours)")}
+    return {**table, "methods": {**table["methods"], **ours}}
+
+
+def _without_numbers(row: Any) -> Any:
+    if isinstance(row, Mapping):
+        return {key: _without_numbers(value) for key, value in row.items()}
+    return [_without_numbers(value) for value in row] if isinstance(row, list) else None
 
 
 def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str]]:
@@ -141,11 +161,11 @@ def _groups(table: Mapping[str, Any], runs: Runs) -> Comparison:
 
 def _parts(table: Mapping[str, Any], runs: Runs) -> Comparison:
     """Table 5: ablations, old and new classes as the paper divides them."""
-    methods = table["methods"]
-    parts = [key.removeprefix("miou_") for key in next(iter(methods.values())) if key.startswith("miou_")]
+    printed = table["methods"]
+    parts = [key.removeprefix("miou_") for key in next(iter(printed.values())) if key.startswith("miou_")]
     rows = [
         (m, *(_pair(_last(runs, m, part), row[f"miou_{part}"]) for part in parts), *_closing(runs, m, row))
-        for m, row in methods.items()
+        for m, row in printed.items()
     ]
     return _made(table, "mIoU", ("", *parts, "mIoU", "Imp."), rows)
 

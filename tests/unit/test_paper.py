@@ -106,6 +106,7 @@ def test_measured_beside_published(tmp_path):
         fake_run(tmp_path / "a", "voc-4-4", "fbl", 1, 50.0),
         fake_run(tmp_path / "b", "voc-4-4", "fbl", 2, 52.0),
         fake_run(tmp_path / "c", "voc-4-4", "mib", 1, 30.0),
+        fake_run(tmp_path / "k", "voc-4-4", "analytic", 1, 56.0),
         fake_run(tmp_path / "d", "voc-8-2", "mib", 1, 99.0),
         fake_run(tmp_path / "g", "voc-4-4-small", "mib", 2, 99.0),
         fake_run(tmp_path / "h", "voc-4-4", "fbl", 1, 99.0),
@@ -123,6 +124,8 @@ def test_measured_beside_published(tmp_path):
     assert row["mIoU"][column["mib"]] == "30.0 / 33.0"
     assert row["mIoU"][column["lwf"]] == "- / 23.8"
     assert row["Imp."][column["mib"]] == "21.0 / 10.9"
+    assert row["mIoU"][column["analytic (ours)"]] == "56.0 / -"
+    assert row["Imp."][column["analytic (ours)"]] == "-5.0 / -"
     said = "\n".join(classes.notes)
     for text in (
         "d differs from voc-4-4 in tasks.split. `fiss table voc-8-2` is for it",
@@ -137,6 +140,8 @@ def test_measured_beside_published(tmp_path):
     assert "marked best although MiB" in said
     task_rows = {cells[0]: cells for cells in tasks.rows}
     assert task_rows["fbl"][1:3] == ("55.0 ± 1.4 / 70.4", "54.0 ± 1.4 / 66.6")
+    assert task_rows["analytic (ours)"][1] == "60.0 / -"
+    assert "analytic (ours)" not in {cells[0] for cells in ablations.rows}
     assert {cells[0]: cells for cells in ablations.rows}["fbl"][1] == "51.1 ± 1.4 / 45.8"
     assert {cells[0] for cells in by_task.rows} >= {"fbl-without-relation"}
     assert "logs" in logs.title
