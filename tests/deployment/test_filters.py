@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.messages import Reply
 from fiss.flare.job import DEPLOYMENT, TASK
+from fiss.methods.analytic import Analytic
 from fiss.progress import Progress
 
 pytest.importorskip("nvflare")
@@ -288,6 +290,15 @@ def test_weights_on_which_a_filter_does_not_act_do_not_leave(tmp_path, caplog, h
 )
 def test_what_nobody_can_vouch_for_or_read_does_not_leave(tmp_path, caplog, of_job, says):
     refuses(tmp_path, caplog, says, None, None, [of_job])
+
+
+def test_sums_do_not_leave_a_site_with_filters(tmp_path, caplog):
+    """They are no weights; without filters they do leave."""
+    by_sums = replace(config(), method=Analytic(trunk="pretrained"))
+    refuses(tmp_path / "filters", caplog, "The sums are not sent", [PERCENTILE], by_sums)
+    _, left, missing = filtered(tmp_path / "none", None, by_sums)
+    assert not missing
+    assert any(name.startswith("sums/") for dxo in weights_left(left) for name in dxo.data)
 
 
 def test_filters_on_what_the_server_sends_are_refused(tmp_path, caplog):
