@@ -1,5 +1,5 @@
-"""The network: any encoder and architecture of segmentation_models_pytorch, its head replaced by our growing
-classifier.
+"""The network: any encoder and architecture of segmentation_models_pytorch, or an encoder alone, its head replaced by
+our growing classifier.
 
 It gives what distillation needs besides logits: the decoder's output, the logits at the decoder's resolution, and the
 encoder's stages. For ResNets the stages are taken before their last activation, as in the published runs; other
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,11 @@ from fiss.labels import IGNORE
 from fiss.models.classifier import Classifier, Weights
 from fiss.models.output import Output
 
+if TYPE_CHECKING:
+    from fiss.models.encoders import Parts
+
+ALONE = "none"
+"""The architecture without a decoder."""
 Option = str | int | float | bool | tuple[int, ...]
 Trunk = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 """From images to the decoder's output, the encoder's, and its stages."""
@@ -34,13 +39,15 @@ class ModelSpec:
     """Which network."""
 
     architecture: str = "deeplabv3"
-    """Of segmentation_models_pytorch, in lower case; all but dpt, whose decoder wants more than feature maps."""
+    """Of segmentation_models_pytorch, in lower case; all but dpt, whose decoder wants more than feature maps. none: no
+    decoder, the classifier sits on the encoder's last map; only so timm's vision transformers can be encoders."""
     encoder: str = "resnet101"
     """Of segmentation_models_pytorch; `tu-NAME` takes one of timm's."""
     weights: str = "imagenet"
     """Of the encoder: a name the library's hub knows, a local .safetensors file, or `none`."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Handed to the architecture, for example encoder_output_stride = 16."""
+    """Handed to the architecture, for example encoder_output_stride = 16; without a decoder encoder_depth and, of a
+    transformer, encoder_output_indices: the blocks, counted from 0, whose outputs are its stages."""
 
 
 class _Tap(nn.Module):
@@ -81,10 +88,7 @@ class Segmenter(nn.Module):
     def __init__(self, spec: ModelSpec, sizes: Sequence[int]) -> None:
         super().__init__()
         self.spec = spec
-        network = _network(spec)
-        self.encoder, self.decoder = network.encoder, network.decoder
-        self.features: int = network.segmentation_head[0].in_channels
-        self.divisor: int = self.encoder.output_stride if network.requires_divisible_input_shape else 1
+        self.encoder, self.decoder, self.features, self.divisor = _network(spec)
         self.classifier = Classifier(self.features, sizes)
         self.head: Head | None = None
         self.runs_with: Trunk = self.trunk
@@ -103,13 +107,14 @@ class Segmenter(nn.Module):
 
     @property
     def map_channels(self) -> dict[str, int]:
-        """Channels of each map of the trunk: the decoder's, the encoder's last, and its stages, from 1, or from the
-        last backwards from -1."""
+        """Channels of each map of the trunk: the decoder's, if there is one, the encoder's last, and its stages, from
+        1, or from the last backwards from -1."""
         widths = list(self.encoder.out_channels)
         stages = widths[-len(self.taps) :] if self.taps else widths[1:]
         places = {f"stage{i}": w for i, w in enumerate(stages, 1)}
         places |= {f"stage{-i}": w for i, w in enumerate(stages[::-1], 1)}
-        return {"decoder": self.features, "encoder": widths[-1], **places}
+        decoder = {"decoder": self.features} if self.spec.architecture != ALONE else {}
+        return {**decoder, "encoder": widths[-1], **places}
 
     @property
     def stages_are(self) -> str:
@@ -153,11 +158,13 @@ class Segmenter(nn.Module):
 
 def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
     """A fresh network: the encoder from its file or hub, everything else drawn from the seed."""
+    from fiss.models.encoders import load_encoder
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = Segmenter(spec, sizes)
         if spec.weights.endswith(".safetensors"):
-            _load_encoder(model.encoder, Path(spec.weights).expanduser())
+            load_encoder(model.encoder, Path(spec.weights).expanduser())
     return model
 
 
@@ -196,32 +203,26 @@ def check_spec(spec: ModelSpec) -> None:
     """Refuse an architecture, encoder or option that the library does not have; nothing is built or fetched."""
     import segmentation_models_pytorch as smp
 
+    from fiss.models.encoders import OPTIONS
+
     known = {name: kind for name, kind in smp.MODEL_ARCHITECTURES_MAPPING.items() if name != "dpt"}
-    if spec.architecture not in known:
-        raise unknown("architecture", spec.architecture, known)
+    if spec.architecture not in (*known, ALONE):
+        raise unknown("architecture", spec.architecture, [*known, ALONE])
     encoders = list(smp.encoders.encoders)
     timm_name = spec.encoder.removeprefix("tu-").split(".")[0]  # after the dot: which weights
     if spec.encoder not in encoders and not (spec.encoder.startswith("tu-") and timm_name in _timm_names()):
         near = [f"tu-{name}" for name in sorted(_timm_names())] if spec.encoder.startswith("tu-") else encoders
         raise unknown("encoder", spec.encoder, near)
-    accepted = [
-        name
-        for name in inspect.signature(known[spec.architecture].__init__).parameters
-        if name
-        not in (
-            "self",
-            "kwargs",
-            "classes",
-            "encoder_name",
-            "encoder_weights",
-            "activation",
-            "aux_params",
-            "in_channels",
-        )
-    ]
+    accepted = OPTIONS if spec.architecture == ALONE else _options(known[spec.architecture])
     for name in spec.options:
         if name not in accepted:
             raise unknown(f"option of {spec.architecture}", name, accepted)
+
+
+def _options(architecture: Any) -> list[str]:
+    """What can be set of it."""
+    own = ("self", "kwargs", "classes", "encoder_name", "encoder_weights", "activation", "aux_params", "in_channels")
+    return [name for name in inspect.signature(architecture.__init__).parameters if name not in own]
 
 
 def check_weights(spec: ModelSpec) -> None:
@@ -244,14 +245,20 @@ def _timm_names() -> frozenset[str]:
     return frozenset(timm.list_models())
 
 
-def _network(spec: ModelSpec) -> Any:
+def _network(spec: ModelSpec) -> "Parts":
     import segmentation_models_pytorch as smp
+
+    from fiss.models.encoders import Parts, encoder_alone
 
     hub = None if spec.weights == "none" or spec.weights.endswith(".safetensors") else spec.weights
 
-    def make(weights: str | None) -> Any:
+    def make(weights: str | None) -> Parts:
         try:
-            return smp.create_model(spec.architecture, spec.encoder, weights, classes=1, **spec.options)
+            if spec.architecture == ALONE:
+                return encoder_alone(spec.encoder, weights, spec.options)
+            network = smp.create_model(spec.architecture, spec.encoder, weights, classes=1, **spec.options)
+            divisor = network.encoder.output_stride if network.requires_divisible_input_shape else 1
+            return Parts(network.encoder, network.decoder, network.segmentation_head[0].in_channels, divisor)
         except Exception as error:  # the library raises whatever its layers raise; all of it is the spec's fault
             if weights is not None:
                 make(None)  # if this fails too, it is not about the weights
@@ -265,23 +272,3 @@ def _network(spec: ModelSpec) -> Any:
             ) from error
 
     return make(hub)
-
-
-def _load_encoder(encoder: nn.Module, path: Path) -> None:
-    """Weights under the encoder's own (for ResNets torchvision's) key names; half precision is widened."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        given = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a readable .safetensors file ({error}).") from error
-    wanted = encoder.state_dict()
-    missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
-    wrong = [k for k in wanted if k in given and given[k].shape != wanted[k].shape]
-    if missing or wrong:
-        raise UserError(
-            f"{path}: does not fit this encoder; {len(missing)} tensors missing ({', '.join(missing[:3]) or 'none'}), "
-            f"{len(wrong)} of another shape ({', '.join(wrong[:3]) or 'none'})."
-        )
-    nn.Module.load_state_dict(encoder, {k: given.get(k, v).to(v.dtype) for k, v in wanted.items()})

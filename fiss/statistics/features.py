@@ -27,8 +27,8 @@ class FeatureSpec:
     """Which features."""
 
     maps: tuple[str, ...] = ("decoder", "encoder")
-    """In this order: decoder, encoder (its last map, after the activation), stage1, stage2, ...
-    or from the last one stage-1, stage-2, ...; stages: all of these."""
+    """In this order: decoder (left out where there is none), encoder (its last map, after the activation), stage1,
+    stage2, ... or from the last one stage-1, stage-2, ...; stages: all of these."""
     stride: int = 16
     """Pixels along the side of a cell."""
     random: int = 0
@@ -48,6 +48,8 @@ class FeatureSpec:
         """The names of its maps, all of them known."""
         found: list[str] = []
         for name in self.maps:
+            if name == "decoder" and name not in known and len(self.maps) > 1:
+                continue  # there is none, and what would be there is one of the others
             if name not in known and name != "stages":
                 raise unknown("feature map", name, [*known, "stages"])
             found += [key for key in known if key[5:].isdecimal()] if name == "stages" else [name]

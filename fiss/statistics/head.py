@@ -4,6 +4,7 @@ B images, C channels, D features, h w the grid.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ class SolvedHead(Head):
     def __init__(self, spec: FeatureSpec, model: Segmenter, seed: int) -> None:
         super().__init__()
         channels = model.map_channels
-        self.spec, self.features = spec, spec.dimensions(channels)
-        layers = draw_layers(spec, sum(channels[name] for name in spec.chosen(channels)), seed)
+        self.spec, self.features = replace(spec, maps=spec.chosen(channels)), spec.dimensions(channels)
+        layers = draw_layers(spec, sum(channels[name] for name in self.spec.maps), seed)
         for name, tensor in vars(layers).items():
             self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("weight", torch.zeros(0, self.features))

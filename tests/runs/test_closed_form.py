@@ -11,11 +11,13 @@ import torch
 from federated import Local, drop, final, site_client
 from killing import KillAtStep, killed, result
 from PIL import Image
+from worlds import TINY_TRANSFORMER
 
 from fiss.config import presets
 from fiss.config.config import from_toml, to_toml
 from fiss.deployment import server
 from fiss.errors import UserError
+from fiss.labels import LabelSpace
 from fiss.methods import find
 from fiss.methods.analytic import Analytic
 from fiss.predict.predictor import Predictor
@@ -25,6 +27,7 @@ from fiss.runs.run import Run
 from fiss.runs.scoring import rescore
 from fiss.simulation import experiment, in_process
 from fiss.simulation.sweep import plan
+from fiss.training.trainer import build_network
 
 
 @pytest.fixture
@@ -69,6 +72,21 @@ def test_killed_and_resumed_to_the_same_bits(told, finished, tmp_path):
         assert killed(lambda path=path, at=int(steps * part): experiment.start(told, path, KillAtStep(at)))
         experiment.resume(path, Progress())
         assert whole(path) == whole(finished(told))
+
+
+def test_a_frozen_transformer_as_trunk(told, finished, tmp_path):
+    config = replace(told, model=TINY_TRANSFORMER, method=Analytic(trunk="pretrained"))
+    folder = RunFolder(finished(config))
+    assert not any(reply.losses for record in folder.rounds() for reply in record.replies)
+    own, last = build_network(config, LabelSpace(((),))).weights(), folder.read_weights("task-1").weights
+    assert all(torch.equal(tensor, last[name]) for name, tensor in own.items() if name.startswith("encoder"))
+    assert last["head.weight"].shape == (10, 2 * 64)
+    assert Predictor(Run(folder.path))(np.zeros((40, 50, 3), np.uint8)).mask.shape == (40, 50)
+    assert folder.ends()[-1].miou > 5
+    assert from_toml(to_toml(config)) == config
+    assert killed(lambda: experiment.start(config, tmp_path / "r", KillAtStep(9)))
+    experiment.resume(tmp_path / "r", Progress())
+    assert whole(tmp_path / "r") == whole(finished(config))
 
 
 def test_a_damaged_ledger_is_refused(told, finished, tmp_path):

@@ -20,6 +20,7 @@ TINY_NETWORK = ModelSpec(
         "decoder_aspp_dropout": 0.0,
     },
 )
+TINY_TRANSFORMER = ModelSpec("none", "tu-test_vit", "none", {"encoder_output_indices": (1, 5)})
 
 
 def voc_presence(split: str) -> np.ndarray:
