@@ -44,6 +44,7 @@ NEWER: dict[str, tuple[str, ...]] = {
     "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
     "federation": ("private_names", "largest", "quorum", "patience", "transfer"),
     "monitor": (),
+    "model": ("head",),
 }
 """Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""
 

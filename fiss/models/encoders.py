@@ -31,9 +31,13 @@ class Parts(NamedTuple):
     encoder: Any
     decoder: nn.Module
     features: int
-    """Channels of what the decoder gives."""
+    """Channels of what the classifier looks at."""
     divisor: int
     """Of the sides of images."""
+    side: int = 1
+    """Of the square of the decoder's cells that the classifier looks at."""
+    corners: bool = False
+    """Whether logits are enlarged with corners on corners."""
 
 
 class LastMap(nn.Module):

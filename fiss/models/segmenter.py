@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,9 @@ class ModelSpec:
     options: Mapping[str, Option] = field(default_factory=dict)
     """Handed to the architecture, for example encoder_output_stride = 16; without a decoder encoder_depth and, of a
     transformer, encoder_output_indices: the blocks, counted from 0, whose outputs are its stages."""
+    head: Literal["plain", "library"] = "plain"
+    """plain: the classifier looks at one cell; library: as the architecture's own head does it, which may look at 3x3
+    cells and enlarges with corners on corners."""
 
 
 class _Tap(nn.Module):
@@ -88,7 +91,7 @@ class Segmenter(nn.Module):
     def __init__(self, spec: ModelSpec, sizes: Sequence[int]) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder, self.decoder, self.features, self.divisor = _network(spec)
+        self.encoder, self.decoder, self.features, self.divisor, self.side, self.corners = _network(spec)
         self.classifier = Classifier(self.features, sizes)
         self.head: Head | None = None
         self.runs_with: Trunk = self.trunk
@@ -128,7 +131,7 @@ class Segmenter(nn.Module):
             small = self.head(decoded, encoded, stages, images_BCHW.shape[-2:])
         else:
             small = self.classifier(decoded)
-        logits = enlarge(small, images_BCHW.shape[-2:])
+        logits = enlarge(small, images_BCHW.shape[-2:], self.corners)
         return Output(logits, small, decoded, encoded, stages)
 
     def trunk(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -136,7 +139,7 @@ class Segmenter(nn.Module):
         the encoder's, and its stages."""
         features = self.encoder(images_BCHW)
         stages = tuple(tap.take() for tap in self.taps) or tuple(features[1:])
-        return self.decoder(features), features[-1], stages
+        return surroundings(self.decoder(features), self.side), features[-1], stages
 
     def compile(self) -> None:
         """Let torch.compile make one program of the trunk, when it first runs."""
@@ -168,26 +171,37 @@ def build(spec: ModelSpec, sizes: Sequence[int], seed: int) -> Segmenter:
     return model
 
 
-def enlarge(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
-    """Bilinear interpolation to `size`. On a GPU as two matrix products: the backward pass of the library's function
-    adds with atomics and took a quarter of a whole training step there (docs/performance.md)."""
-    return _products(small_BChw, size) if small_BChw.is_cuda else F.interpolate(small_BChw, size, mode="bilinear")
+def surroundings(decoded_BDhw: Tensor, side: int) -> Tensor:
+    """Every cell with those around it, D features each, so that a 1x1 convolution of them is one of that side."""
+    if side == 1:
+        return decoded_BDhw
+    cells_BDn = F.unfold(decoded_BDhw, side, padding=side // 2)
+    return cells_BDn.view(*cells_BDn.shape[:2], *decoded_BDhw.shape[2:])
 
 
-def _products(small_BChw: Tensor, size: Sequence[int]) -> Tensor:
+def enlarge(small_BChw: Tensor, size: Sequence[int], corners: bool = False) -> Tensor:
+    """Bilinear interpolation to `size`; `corners`: the centres of corner pixels stay where they are. On a GPU as two
+    matrix products: the backward pass of the library's function adds with atomics and took a quarter of a whole
+    training step there (docs/performance.md)."""
+    if small_BChw.is_cuda:
+        return _products(small_BChw, size, corners)
+    return F.interpolate(small_BChw, size, mode="bilinear", align_corners=corners)
+
+
+def _products(small_BChw: Tensor, size: Sequence[int], corners: bool = False) -> Tensor:
     down, across = (
-        _bilinear(new, old, small_BChw.device, small_BChw.dtype)
+        _bilinear(new, old, small_BChw.device, small_BChw.dtype, corners)
         for new, old in zip(size, small_BChw.shape[-2:], strict=True)
     )
     return down @ small_BChw.contiguous() @ across.T
 
 
 @lru_cache(maxsize=32)
-def _bilinear(new: int, old: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _bilinear(new: int, old: int, device: torch.device, dtype: torch.dtype, corners: bool = False) -> Tensor:
     """The matrix, (new, old), that interpolates along one side."""
     with torch.inference_mode(False):  # it may be made while scoring and is kept for training
         one = torch.eye(old, device=device)[None]
-        return F.interpolate(one, new, mode="linear")[0].T.to(dtype)
+        return F.interpolate(one, new, mode="linear", align_corners=corners)[0].T.to(dtype)
 
 
 def pad(images_BCHW: Tensor, labels_BHW: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
@@ -258,7 +272,10 @@ def _network(spec: ModelSpec) -> "Parts":
                 return encoder_alone(spec.encoder, weights, spec.options)
             network = smp.create_model(spec.architecture, spec.encoder, weights, classes=1, **spec.options)
             divisor = network.encoder.output_stride if network.requires_divisible_input_shape else 1
-            return Parts(network.encoder, network.decoder, network.segmentation_head[0].in_channels, divisor)
+            conv, enlarging, *_ = network.segmentation_head
+            side = conv.kernel_size[0] if spec.head == "library" else 1
+            corners = spec.head == "library" and isinstance(enlarging, nn.Upsample)
+            return Parts(network.encoder, network.decoder, conv.in_channels * side**2, divisor, side, corners)
         except Exception as error:  # the library raises whatever its layers raise; all of it is the spec's fault
             if weights is not None:
                 make(None)  # if this fails too, it is not about the weights

@@ -13,6 +13,7 @@ from fiss.errors import UserError
 from fiss.federation.messages import Snapshot
 from fiss.models.segmenter import Segmenter
 from fiss.runs.folder import RunFolder, read_model
+from fiss.runs.pretrained import is_pretrained, read_pretrained
 from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits
 from fiss.training.device import pick_device
 from fiss.training.trainer import build_network
@@ -102,9 +103,14 @@ def path_of(run: Where) -> Path:
     return run.path if isinstance(run, Run) else Path(run)
 
 
-def open_model(run: Where) -> tuple[Config, Snapshot, Path]:
-    """The newest model of a run, or a model file with the run's config.toml beside or above it; and its file."""
+def open_model(run: Where, classes: Path | str | None = None) -> tuple[Config, Snapshot, Path]:
+    """The newest model of a run, a model file with the run's config.toml beside or above it, or a folder written by
+    segmentation_models_pytorch's `save_pretrained`, whose classes' names that file has; and the model's file."""
     path = path_of(run)
+    if is_pretrained(path):
+        return read_pretrained(path, classes)
+    if not path.exists():
+        raise UserError(f"{path}: there is no such folder or file.")
     if path.is_dir():
         file = _newest(path)
         return read_toml(path / "config.toml"), read_model(file), file

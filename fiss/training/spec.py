@@ -74,11 +74,13 @@ class EvaluationSpec:
     every: Literal["round", "task"] = "round"
     """Score after each round, or after each task only."""
     size: int = 512
-    """Side of the published view."""
+    """Side of the published view, and what the shorter side of an image to segment is made; 0: it is left as it is,
+    and there is no published view."""
     batch: int = 24
     """Images at a time."""
 
     def __post_init__(self) -> None:
         if not self.views:
             raise UserError("evaluation.views is empty: name published, full, or both.")
-        check_least("evaluation.", self, 1, "size", "batch")
+        check_least("evaluation.", self, 1, "batch")
+        check_least("evaluation.", self, 1 if "published" in self.views else 0, "size")
