@@ -12,6 +12,7 @@ import typer
 
 import fiss
 from fiss.cli import federation
+from fiss.cli.models import predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
 from fiss.errors import UserError
 
@@ -167,26 +168,7 @@ def demo(
     report(runs, out / "report.html")
 
 
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder, or a model file with the run's config.toml.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="Where masks/, overlays/ and classes.txt go.")] = Path("predictions"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
-    classes: Annotated[Path | None, typer.Option(help="Class names, where the model's are private.")] = None,
-) -> None:
-    """Segment new images: masks, and overlays with the classes' names."""
-    from fiss.cli.tables import prediction_table
-    from fiss.data.dataset import files_by_stem
-    from fiss.predict.pictures import write
-    from fiss.reports.display import shown
-
-    found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
-    with shown(True) as display:
-        show(prediction_table(write(fiss.Predictor(model, device, classes), found, out, display), str(out)))
-
-
-for command in (picture, compare, monitors, report, table):
+for command in (predict, picture, compare, monitors, report, table):
     app.command()(command)
 
 

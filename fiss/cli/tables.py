@@ -62,7 +62,8 @@ def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
     for record in records:
         shares = sorted(record["shares"].items(), key=lambda item: -item[1])
         text = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares if share >= 0.0005)
-        rows.append((Path(record["image"]).name, text))
+        unsure = f"; unsure {100 * record['unsure']:.1f} %" if "unsure" in record else ""
+        rows.append((Path(record["image"]).name, text + unsure))
     return listed(escape(title), ("image", "what is in it"), rows)
 
 

@@ -1,6 +1,7 @@
 """What a model sees, as files: masks, and pictures in which a person sees what they mean."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fiss.data.dataset import Bytes, read_image
+from fiss.data.dataset import Bytes, read_image, read_lines
 from fiss.errors import UserError, writing
 from fiss.predict.predictor import Prediction, Predictor
 from fiss.progress import Progress
@@ -22,44 +23,86 @@ FIRST = (
 """Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
 
 
-def write(predictor: Predictor, images: Sequence[Path], out: Path, progress: Progress) -> list[dict[str, Any]]:
+def write(
+    predictor: Predictor,
+    images: Sequence[Path],
+    out: Path,
+    progress: Progress,
+    *,
+    unsure: float = 0,
+    probabilities: bool = False,
+    overwrite: bool = False,
+) -> list[dict[str, Any]]:
     """masks/ with class ids, overlays/ to look at, and classes.txt, which together with the images is a data set of
-    the kind `folder`; gives for every image the share of its pixels by class."""
+    the kind `folder`; gives for every image the share of its pixels by class.
+
+    `unsure`: also unsure/, white where no class has that probability. `probabilities`: also probabilities/, an array
+    (C, H, W) in half precision for each image. `overwrite`: files that are there are written over.
+    """
     if not images:
         raise UserError("No image to segment: name image files, or folders that hold some.")
     stems = [path.stem for path in images]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
         raise UserError(f"Two images are called {twice[0]}; their masks would be one file.")
-    for name in ("masks", "classes.txt"):
-        if (out / name).exists():  # it may be what people have drawn
-            raise UserError(f"{out / name} is there already and is not written over: --out names another folder.")
+    _check_free(out, predictor.names[1:], overwrite)
+    folders = ["masks", "overlays", *["unsure"] * (unsure > 0), *["probabilities"] * probabilities]
     colours = colours_of(len(predictor.names))
     records: list[dict[str, Any]] = []
     problems: list[UserError] = []
+    reading: deque[tuple[Path, Bytes]] = deque()
+
+    def readable() -> Iterator[Bytes]:
+        for path in images:
+            try:
+                reading.append((path, read_image(path)))
+            except UserError as error:
+                progress.advance()
+                progress.notice(f"left out: {error}")
+                problems.append(error)
+            else:
+                yield reading[-1][1]
+
     progress.start("segmenting", len(images))
-    for path in images:
-        progress.advance()
-        try:
-            image = read_image(path)
-        except UserError as error:
-            progress.notice(f"left out: {error}")
-            problems.append(error)
-            continue
+    for seen in predictor.many(readable()):
+        path, image = reading.popleft()
         if not records:
-            for folder in ("masks", "overlays"):
+            for folder in folders:
                 (out / folder).mkdir(parents=True, exist_ok=True)
             write_atomically(out / "classes.txt", ("\n".join(predictor.names[1:]) + "\n").encode())
-        seen = predictor(image)
         mask = Image.fromarray(seen.mask, "P")
         mask.putpalette(colours.tobytes())
-        for folder, drawn in (("masks", mask), ("overlays", overlay(image, seen, colours))):
+        drawings = {"masks": mask, "overlays": overlay(image, seen, colours)}
+        records.append({"image": str(path), "shares": seen.shares})
+        if unsure:
+            where = seen.unsure(unsure)
+            drawings["unsure"] = Image.fromarray((255 * where).astype(np.uint8))
+            records[-1]["unsure"] = float(where.mean())
+        for folder, drawn in drawings.items():
             with writing(file := out / folder / f"{path.stem}.png"):
                 drawn.save(file)
-        records.append({"image": str(path), "shares": seen.shares})
+        if probabilities:
+            with writing(file := out / "probabilities" / f"{path.stem}.npy"):
+                np.save(file, seen.probabilities.astype(np.float16))
+        progress.advance()
     progress.finish()
     if not records:
         raise problems[0]
     return records
+
+
+def _check_free(out: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Masks that are there may be what people have drawn."""
+    there = [out / name for name in ("masks", "classes.txt") if (out / name).exists()]
+    if there and not overwrite:
+        raise UserError(
+            f"{there[0]} is there already and is not written over: --out names another folder, or --overwrite "
+            "writes over the masks of these images."
+        )
+    if (out / "classes.txt").is_file() and read_lines(out / "classes.txt") != list(names):
+        raise UserError(
+            f"{out / 'classes.txt'} names other classes than the model's, so masks there would not belong together: "
+            "--out names another folder."
+        )
 
 
 def overlay(image: Bytes, seen: Prediction, colours: Bytes) -> Image.Image:

@@ -1,8 +1,10 @@
 """Segmenting images with a trained model: masks and probabilities."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,17 @@ from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.federation.private_names import private
 from fiss.models.segmenter import Segmenter, pad
-from fiss.runs.run import Where, load_model, open_model
+from fiss.predict.tiles import strips
+from fiss.runs.pretrained import is_pretrained
+from fiss.runs.run import Where, load_model, open_model, path_of
 from fiss.training.device import pick_device
 
 AT_ONCE = 8
 """Channels enlarged at a time: a large image with many classes needs no more memory than one with few."""
+
+
+Blocks = Callable[[], Iterator[tuple[int, int, Tensor]]]
+"""Logits at an image's own size, (c, h, W) at a time with the first channel and row, made anew whenever asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +38,6 @@ class Prediction:
     Args:
         mask: The channel of every pixel, (H, W); 0 is background.
         names: What each channel means, the background first.
-        logits_Chw: The model's own answer, at the size it saw the image.
 
     Example:
         >>> seen = fiss.Predictor(run)("photo.jpg")
@@ -39,16 +46,40 @@ class Prediction:
 
     mask: Bytes
     names: tuple[str, ...]
-    logits_Chw: Tensor = field(repr=False)
+    blocks: Blocks = field(repr=False)
+    """The logits it was made of. In tiles the network looks at the image again."""
+    found_confidence: NDArray[np.float32] | None = field(repr=False, default=None)
 
     @cached_property
     def probabilities(self) -> NDArray[np.float32]:
         """Of every channel at every pixel, (C, H, W); made when first asked for, since they are large."""
         found_CHW = torch.empty((len(self.names), *self.mask.shape))
-        for first, part in _enlarged(self.logits_Chw, self.mask.shape):
-            found_CHW[first : first + len(part)] = part
+        for channel, row, part in self.blocks():
+            found_CHW[channel : channel + part.shape[0], row : row + part.shape[1]] = part
         found_CHW.sub_(found_CHW.amax(0)).exp_()  # in place: they may be as large as the memory allows
         return found_CHW.div_(found_CHW.sum(0)).numpy()
+
+    @cached_property
+    def confidence(self) -> NDArray[np.float32]:
+        """The probability of the class in the mask, (H, W); made when first asked for.
+
+        It is the network's own opinion. Networks are mostly too confident, most of all on images unlike those they
+        were trained on, so 0.9 does not mean right nine times in ten; it says which pixels to look at first.
+        """
+        if self.found_confidence is not None:
+            return self.found_confidence
+        return _most_likely(self.blocks(), self.mask.shape, True)[1]
+
+    def unsure(self, below: float = 0.6) -> NDArray[np.bool_]:
+        """Where no class has that probability, (H, W).
+
+        Which value suits a use is seen on labelled images that the model was not trained on: the share of the errors
+        that it catches, and of the correct pixels that it catches with them.
+
+        Example:
+            >>> seen.unsure(0.6).mean()
+        """
+        return self.confidence < below
 
     @property
     def shares(self) -> dict[str, float]:
@@ -61,25 +92,31 @@ class Predictor:
     """A model that is ready to look at images.
 
     Args:
-        run: A run or its folder, whose newest model it is; or a model file with the run's config.toml beside or above.
+        run: A run or its folder, whose newest model it is; a model file with the run's config.toml beside or above; or
+            a folder written by segmentation_models_pytorch's `save_pretrained`.
         device: auto, cpu, cuda, cuda:N.
-        classes: A file of class names, one per line, where the model's are private.
+        classes: A file of class names, one per line, where the model's are private or it has none.
+        tile: Look at images at their own size, in overlapping squares of so many pixels: for images whose details
+            are lost in a smaller one. 0: whole images, their shorter side made as long as when the model was scored.
 
     Example:
         >>> predictor = fiss.Predictor("runs/demo/fbl")
         >>> predictor("photo.jpg").mask
     """
 
-    def __init__(self, run: Where, device: str = "auto", classes: Path | str | None = None) -> None:
-        config, snapshot, file = open_model(run)
-        names, key = snapshot.label_space.names, config.federation.private_names
-        if classes is not None and not key:
-            raise UserError("--classes is for runs with federation.private_names, and this one has none.")
-        self.model = load_model(config, snapshot, file, pick_device(device))
+    def __init__(self, run: Where, device: str = "auto", classes: Path | str | None = None, tile: int = 0) -> None:
+        self.config, snapshot, self.file = open_model(run, classes)
+        names, key = snapshot.label_space.names, self.config.federation.private_names
+        if classes is not None and not key and not is_pretrained(path_of(run)):
+            raise UserError("--classes is for models whose classes have no names or private ones; these have names.")
+        self.model = load_model(self.config, snapshot, self.file, pick_device(device))
         self.names = ("background", *(_readable(names, key, classes) if key else names))
-        self.size = config.evaluation.size
+        self.size = self.config.evaluation.size
+        self.grid = math.lcm(self.model.divisor, int(self.model.encoder.output_stride))
+        self.tile = tile + -tile % self.grid
+        if tile and tile < 4 * self.grid:
+            raise UserError(f"--tile {tile}: at least {4 * self.grid} pixels for this network.")
 
-    @torch.inference_mode()
     def __call__(self, image: Path | str | Bytes) -> Prediction:
         """Segment an image: a file, or an array (H, W, 3) or (H, W) of bytes.
 
@@ -89,34 +126,103 @@ class Predictor:
             >>> predictor(np.zeros((100, 80, 3), np.uint8)).mask.shape
             (100, 80)
         """
-        pixels = _rgb(read_image(Path(image)) if isinstance(image, (Path, str)) else image)
-        logits_Chw = logits_of(self.model, pixels, self.size)
-        best = torch.full(pixels.shape[:2], -torch.inf, device=logits_Chw.device)
-        found = torch.zeros(pixels.shape[:2], dtype=torch.uint8, device=logits_Chw.device)
-        for first, part in _enlarged(logits_Chw, pixels.shape[:2]):
-            top, channel = part.max(0)
-            better = top > best
-            best, found = torch.where(better, top, best), torch.where(better, (channel + first).to(torch.uint8), found)
-        return Prediction(found.cpu().numpy(), self.names, logits_Chw)
+        return next(self.many([image], 1))
+
+    def many(self, images: Iterable[Path | str | Bytes], batch: int = 4) -> Iterator[Prediction]:
+        """Segment many images, as one at a time: they are read and come back in their order.
+
+        Args:
+            images: Files or arrays, as for one.
+            batch: How many are read at a time; those of one size go through the network together.
+
+        Example:
+            >>> for seen in predictor.many(["a.jpg", "b.jpg"]):
+            ...     print(seen.shares)
+        """
+        left = iter(images)
+        while some := list(islice(left, max(1, batch))):
+            pixels = [_rgb(read_image(Path(one)) if isinstance(one, (Path, str)) else one) for one in some]
+            yield from [self._tiled(image) for image in pixels] if self.tile else self._whole(pixels)
+
+    @torch.inference_mode()
+    def _whole(self, images: Sequence[Bytes]) -> list[Prediction]:
+        small = [_resized(self.model, image, self.size) for image in images]
+        found: dict[int, Tensor] = {}
+        for shape in dict.fromkeys(one.shape for one in small):
+            own = [i for i, one in enumerate(small) if one.shape == shape]
+            found |= zip(own, _logits(self.model, torch.cat([small[i] for i in own])), strict=True)
+        return [self._prediction(found[i], image.shape[:2]) for i, image in enumerate(images)]
+
+    def _prediction(self, logits_Chw: Tensor, size: tuple[int, int]) -> Prediction:
+        blocks = partial(_enlarged, logits_Chw, size)
+        return Prediction(_most_likely(blocks(), size, False)[0], self.names, blocks)
+
+    @torch.inference_mode()
+    def _tiled(self, image: Bytes) -> Prediction:
+        height, width = size = image.shape[:2]
+
+        @torch.inference_mode()
+        def look(rows: slice, columns: slice) -> Tensor:
+            return logits_of(self.model, image[rows, columns])
+
+        def blocks() -> Iterator[tuple[int, int, Tensor]]:
+            row = 0
+            for strip_ChW in strips(look, (height, width), self.tile, self.grid):
+                yield 0, row, strip_ChW
+                row += strip_ChW.shape[1]
+
+        mask, confidence = _most_likely(blocks(), size, True)
+        return Prediction(mask, self.names, blocks, confidence)
 
 
 def logits_of(model: Segmenter, image: Bytes, size: int = 0) -> Tensor:
     """Logits (C, h, w) of an image (H, W, 3) whose shorter side is first made `size`; 0: as it is."""
+    return _logits(model, _resized(model, image, size))[0]
+
+
+def _resized(model: Segmenter, image: Bytes, size: int) -> Tensor:
+    """The image on the model's device, (1, 3, h, w)."""
     height, width = image.shape[:2]
     scale = size / min(height, width) if size else 1
     small = [max(1, round(side * scale)) for side in (height, width)]
     pixels = torch.tensor(image).permute(2, 0, 1)[None].to(next(model.parameters()).device).float()
-    if size:
-        pixels = F.interpolate(pixels, small, mode="bilinear", antialias=True).round()
-    padded, _ = pad(pixels, torch.zeros_like(pixels[:, 0], dtype=torch.uint8), model.divisor)
+    return F.interpolate(pixels, small, mode="bilinear", antialias=True).round() if size else pixels
+
+
+def _logits(model: Segmenter, pixels_B3hw: Tensor) -> Tensor:
+    """Of images of bytes, (B, C, h, w)."""
+    height, width = pixels_B3hw.shape[2:]
+    padded, _ = pad(pixels_B3hw, torch.zeros_like(pixels_B3hw[:, 0], dtype=torch.uint8), model.divisor)
     logits: Tensor = model(normalise(padded)).logits_BCHW
-    return logits[0, :, : small[0], : small[1]].float()
+    return logits[..., :height, :width].float()
 
 
-def _enlarged(logits_Chw: Tensor, size: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
-    """The logits at that size, a few channels at a time, each time with the first one's number."""
+def _enlarged(logits_Chw: Tensor, size: tuple[int, ...]) -> Iterator[tuple[int, int, Tensor]]:
+    """The logits at that size, a few channels at a time."""
     for first in range(0, len(logits_Chw), AT_ONCE):
-        yield first, F.interpolate(logits_Chw[None, first : first + AT_ONCE], size, mode="bilinear")[0]
+        part = logits_Chw[None, first : first + AT_ONCE]
+        if part.shape[2:] != size:
+            part = F.interpolate(part, size, mode="bilinear")
+        yield first, 0, part[0]
+
+
+def _most_likely(
+    blocks: Iterator[tuple[int, int, Tensor]], size: tuple[int, ...], confidence: bool
+) -> tuple[Bytes, NDArray[np.float32]]:
+    """The channel with the largest logit of every pixel, (H, W), and, if asked for, its probability."""
+    best, total = torch.full(size, -torch.inf), torch.zeros(size)
+    found = torch.zeros(size, dtype=torch.uint8)
+    for first, row, part in blocks:
+        here = slice(row, row + part.shape[1])
+        top, channel = (tensor.cpu() for tensor in part.max(0))
+        before, better = best[here], top > best[here]
+        most = torch.where(better, top, before)
+        if confidence:
+            among = (part - most.to(part)).exp().sum(0).cpu()
+            total[here] = total[here] * (before - most).exp() + among
+        found[here] = torch.where(better, (channel + first).to(torch.uint8), found[here])
+        best[here] = most
+    return found.numpy(), total.reciprocal().numpy()
 
 
 def _rgb(image: Bytes) -> Bytes:

@@ -16,13 +16,9 @@ SOURCE = Path(__file__).parents[2]
 
 def origin(device: torch.device) -> dict[str, Any]:
     """The record of this process."""
-    try:
-        own = version("fiss")
-    except PackageNotFoundError:  # run from a plain copy of the source
-        own = "unknown"
     on_gpu = device.type == "cuda"
     return {
-        "fiss": own,
+        "fiss": fiss_version(),
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -30,6 +26,14 @@ def origin(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def fiss_version() -> str:
+    """Of the installed package."""
+    try:
+        return version("fiss")
+    except PackageNotFoundError:  # run from a plain copy of the source
+        return "unknown"
 
 
 def commit() -> str:

@@ -122,7 +122,11 @@ def _resize(map_BDhw: Tensor, size: tuple[int, int]) -> Tensor:
     finer = [max(side, cells) for side, cells in zip(map_BDhw.shape[2:], size, strict=True)]
     if list(map_BDhw.shape[2:]) != finer:
         map_BDhw = enlarge(map_BDhw, finer)
-    return map_BDhw if finer == list(size) else F.adaptive_avg_pool2d(map_BDhw, size)
+    if finer == list(size):
+        return map_BDhw
+    if torch.compiler.is_exporting() and all(side % cells == 0 for side, cells in zip(finer, size, strict=True)):
+        return F.avg_pool2d(map_BDhw, [int(side // cells) for side, cells in zip(finer, size, strict=True)])
+    return F.adaptive_avg_pool2d(map_BDhw, size)
 
 
 def digest(spec: FeatureSpec, layers: FixedLayers, trunk: Mapping[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from fiss.methods import find
 from fiss.predict import predictor as predictor_module
 from fiss.predict.pictures import write
 from fiss.predict.predictor import Predictor
+from fiss.predict.tiles import strips
 from fiss.progress import Progress
 
 
@@ -44,6 +45,74 @@ def test_many_channels_are_enlarged_in_parts(run, monkeypatch):
     assert whole.shape == (50, 70)
     monkeypatch.setattr(predictor_module, "AT_ONCE", 3)
     assert np.array_equal(predictor(image).mask, whole)
+
+
+def test_many_are_as_one_at_a_time_and_in_their_order(run):
+    predictor = Predictor(run, "cpu")
+    images = [picture(height, width, seed) for seed, (height, width) in enumerate([(32, 48), (50, 40), (32, 48)] * 2)]
+    together = list(predictor.many(iter(images), 4))
+    assert [seen.mask.shape for seen in together] == [image.shape[:2] for image in images]
+    for image, seen in zip(images, together, strict=True):
+        assert np.array_equal(predictor(image).mask, seen.mask)
+        assert np.allclose(predictor(image).probabilities, seen.probabilities, atol=1e-5)
+
+
+def test_where_it_is_unsure(run):
+    seen = Predictor(run, "cpu")(picture(50, 70))
+    assert np.allclose(seen.confidence, seen.probabilities.max(0), atol=1e-6)
+    assert np.array_equal(seen.unsure(0.4), seen.probabilities.max(0) < 0.4)
+    assert not seen.unsure(0.1).any()  # of ten channels one has at least a tenth
+
+
+def test_tiles_of_a_network_that_sees_little_are_the_whole_image():
+    """Neither seams nor a shift, whatever does not divide; and no more than a tile is looked at, or a strip kept."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 5, 3, padding=1)]
+    network = torch.nn.Sequential(*layers)
+    for height, width, tile, grid in ((150, 201, 64, 8), (97, 64, 64, 16), (40, 300, 48, 4), (20, 20, 64, 8)):
+        image = torch.randn(3, height, width)
+        asked = []
+
+        def look(rows, columns, image=image, asked=asked):
+            asked.append((rows, columns))
+            return network(image[None, :, rows, columns])[0]
+
+        with torch.no_grad():
+            whole = network(image[None])[0]
+            found = list(strips(look, (height, width), tile, grid))
+        assert torch.allclose(torch.cat(found, 1), whole, atol=1e-5)
+        for one in (place for places in asked for place in places):
+            assert one.start % grid == 0
+            assert one.stop - one.start <= tile
+        assert max(strip.shape[1] for strip in found) <= tile
+    assert len(asked) == 1
+
+
+def test_seams_between_tiles_that_disagree_are_blended():
+    """Each tile says its own number; between them it goes over evenly, and never jumps."""
+    numbers = iter(range(100))
+    (strip,) = strips(
+        lambda rows, columns: torch.full((1, 64, columns.stop - columns.start), float(next(numbers))), (64, 300), 64, 8
+    )
+    assert torch.allclose(strip, strip[:, :1].expand_as(strip))
+    assert strip.min() == 0
+    assert 0 <= strip[0, 0].diff().min() <= strip[0, 0].diff().max() < 0.2
+
+
+def test_an_image_in_tiles(run):
+    """At its own size, and what is asked for later is the same."""
+    image = picture(70, 90)
+    whole, tiles = Predictor(run, "cpu"), Predictor(run, "cpu", tile=64)
+    seen = tiles(image)
+    assert seen.mask.shape == (70, 90)
+    assert np.array_equal(seen.probabilities.argmax(0), seen.mask)
+    assert np.allclose(seen.confidence, seen.probabilities.max(0), atol=1e-6)
+    whole.size = 0
+    one = Predictor(run, "cpu", tile=96)(image)  # larger than the image
+    assert np.array_equal(whole(image).mask, one.mask)
+    assert (whole(image).mask == seen.mask).mean() > 0.5  # this network looks at the whole image
+    with pytest.raises(UserError, match="--tile 8: at least 32 pixels"):
+        Predictor(run, "cpu", tile=8)
 
 
 def test_what_is_written_is_a_data_set(run, tmp_path):
@@ -110,9 +179,13 @@ def test_the_command(run, tmp_path):
     save(tmp_path / "new" / "one.png", picture())
     other = save(tmp_path / "two.jpg", picture(seed=1))
     words = ["predict", str(run), str(tmp_path / "new"), str(other), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, [*words, "--unsure", "0.6", "--probabilities"])
     assert done.exit_code == 0, done.output
     assert "two.jpg" in done.output
+    assert "unsure" in done.output
+    seen = Predictor(run, "cpu")(tmp_path / "new" / "one.png")
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "unsure" / "one.png")) > 0, seen.unsure(0.6))
+    assert np.allclose(np.load(tmp_path / "out" / "probabilities" / "two.npy").sum(0), 1, atol=0.01)
     assert sorted(p.name for p in (tmp_path / "out" / "masks").iterdir()) == ["one.png", "two.png"]
 
 
@@ -130,10 +203,15 @@ def test_masks_that_are_there_are_not_written_over(run, tmp_path):
     image = save(tmp_path / "images" / "one.png", picture())
     drawn = save(tmp_path / "masks" / "one.png", picture()).read_bytes()
     predictor = Predictor(run, "cpu")
-    with pytest.raises(UserError, match="masks is there already"):
+    with pytest.raises(UserError, match=r"masks is there already .* --out .* --overwrite"):
         write(predictor, [image], tmp_path, Progress())
     assert (tmp_path / "masks" / "one.png").read_bytes() == drawn
     assert not (tmp_path / "classes.txt").exists()
+    write(predictor, [image], tmp_path, Progress(), overwrite=True)
+    assert (tmp_path / "masks" / "one.png").read_bytes() != drawn
+    (tmp_path / "classes.txt").write_text("other\n")
+    with pytest.raises(UserError, match="names other classes than the model's"):
+        write(predictor, [image], tmp_path, Progress(), overwrite=True)
 
 
 def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run, tmp_path):
@@ -151,3 +229,5 @@ def test_an_image_that_cannot_be_read_is_named_and_the_others_are_segmented(run,
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         Predictor(tmp_path, "cpu")
+    with pytest.raises(UserError, match="there is no such folder or file"):
+        Predictor(tmp_path / "gone", "cpu")
