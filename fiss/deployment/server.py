@@ -15,7 +15,7 @@ from fiss.errors import UserError
 from fiss.federation.boundaries import Discovery
 from fiss.federation.collection import Gathering
 from fiss.federation.loop import Engine, Participants, run
-from fiss.federation.messages import Server
+from fiss.federation.messages import Probe, ProbeResult, Server
 from fiss.labels import LabelSpace
 from fiss.monitors.rules import RULES
 from fiss.progress import Progress
@@ -23,7 +23,7 @@ from fiss.rng import stream
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
 from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
-from fiss.runs.scoring import Validation, groups
+from fiss.runs.scoring import Validation, groups, score_of_sites
 from fiss.statistics.head import head_of
 from fiss.training.trainer import build_network
 
@@ -111,7 +111,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         server = state.server if state else initial_server(config)
         start = state.next_round if state else 0
         folder.add_origin(origin(torch.device("cpu")))
-        began = monotonic()
+        began, before = monotonic(), server.label_space
         spec, missing_since = config.federation, dict[str, float]()
         evaluator = ServerEvaluator(config, progress) if config.data.root else None
         numbered: dict[int | str, int] = {name: n for n, name in names.items()}
@@ -125,6 +125,8 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
             asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
+            if evaluator is None:
+                _note_scores(folder, result.probe_results, before, result.participants.round - 1)
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
             space = result.server.label_space
@@ -149,9 +151,22 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
             for score in evaluator(result.server, record.round, folder.scores()) if evaluator is not None else ():
                 folder.append("scores.jsonl", score)
             engine.acknowledged |= {probe_result.client: record.round for probe_result in result.probe_results}
+            if done >= until and any(probe_result.score for probe_result in result.probe_results):
+                there = [n for n in result.participants.probed if n not in engine.missing]
+                probes = [Probe(n, done, space, result.server.weights) for n in there]  # the last model's, once more
+                _note_scores(folder, list(engine.probe(probes)), space, done - 1)
             folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
-            began = monotonic()
+            began, before = monotonic(), space
         (folder.path / JOB).unlink(missing_ok=True)
+
+
+def _note_scores(folder: RunFolder, said: Sequence[ProbeResult], space: LabelSpace, round_: int) -> None:
+    """What sites say of the model after that round, if they do and it is not known yet."""
+    past = folder.scores()
+    if round_ < 0 or (past and past[-1].round >= round_):
+        return
+    if record := score_of_sites([one.score for one in said if one.score], space, past, round_):
+        folder.append("scores.jsonl", record)
 
 
 class ServerEvaluator:

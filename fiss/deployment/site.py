@@ -8,21 +8,25 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fiss.config.config import Config
+from fiss.data.label_maps import training_table
 from fiss.deployment.site_config import SiteSpec
 from fiss.deployment.site_folder import SiteFolder
 from fiss.errors import UserError
 from fiss.federation import wire
 from fiss.federation.client import Site, answer_order, answer_probe, read_epochs
-from fiss.federation.messages import Memory, Snapshot
+from fiss.federation.messages import Memory, Probe, SiteScore, Snapshot
 from fiss.federation.private_names import private
 from fiss.federation.wire import Message
-from fiss.labels import LabelSpace
+from fiss.labels import BACKGROUND, LabelSpace
 from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.runs.folder import write_atomically
 from fiss.training.device import use_device
+from fiss.training.evaluate import evaluate
 from fiss.training.trainer import build_network, build_trainer
 
 
@@ -73,7 +77,7 @@ class SiteClient:
         training = replace(config.training, device=spec.device, batch=batch, workers=0, cache=0.0)
         self.config = config = replace(config, training=training)
         device = use_device(training)
-        self.site_folder = SiteFolder(spec, config.augment, device, progress)
+        self.site_folder = SiteFolder(spec, config.augment, device, progress, config.evaluation.size)
 
         def network(weights: str) -> Segmenter:
             return build_network(config, LabelSpace(((),)), device, weights)
@@ -88,6 +92,7 @@ class SiteClient:
         self.round = -1
         """The round of which `site` and `probed_with` are."""
         self.site: Site | None = None
+        self.kept = range(0)
         self.probed_with: Weights | None = None
 
     def __call__(self, message: Message) -> Message:
@@ -103,7 +108,7 @@ class SiteClient:
         contents = self.site_folder.rescan()
         self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in contents.classes) if self.key else contents.classes
-        seed, mark = self.config.seed, contents.checksum
+        seed, mark, self.kept = self.config.seed, contents.checksum, contents.kept
         return Site(classes, contents.images, contents.labelled, seed, mark=mark, held=contents.held)
 
     def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
@@ -112,7 +117,27 @@ class SiteClient:
         memory = self._memory_in(probe.round, acknowledged)
         probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer)
         replace(memory, probed=probed, now=probed).write(self.path)
-        return wire.from_probe_result(probe_result)
+        return wire.from_probe_result(replace(probe_result, score=self._score(probe, site)))
+
+    def _score(self, probe: Probe, site: Site) -> SiteScore | None:
+        """How good the model is on the images kept from training, by the classes that this site labels: what it finds
+        of others may well be there."""
+        space = probe.label_space
+        known = [i for i in site.labelled if site.classes[i - 1] in space.names]
+        if not self.kept or not known:
+            return None
+        model, reader = self.trainer.show(probe.weights, space.sizes), self.site_folder.scoring_reader
+        table, sizes = training_table(site.classes, space, known), np.zeros((len(self.kept), 2), np.int64)
+        spec, training = self.config.evaluation, self.config.training
+        matrix = evaluate(model, reader, self.kept, sizes, table, "published", spec, training, self.progress)
+        matrix = matrix.cpu().clone()
+        channels = [BACKGROUND, *(space.channel(site.classes[i - 1]) for i in known)]
+        others = [channel for channel in range(space.channels) if channel not in channels]
+        matrix[:, BACKGROUND] += matrix[:, others].sum(1)
+        matrix[:, others] = 0
+        both, either = matrix.diagonal(), matrix.sum(0) + matrix.sum(1) - matrix.diagonal()
+        names = ("background", *space.names)
+        return SiteScore(len(self.kept), {names[c]: (int(both[c]), int(either[c])) for c in channels})
 
     def _train(self, message: Message, site: Site) -> Message:
         order, _ = wire.to_order(message, self.teachers, self.probed_with)

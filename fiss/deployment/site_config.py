@@ -29,6 +29,9 @@ class SiteSpec:
     """A local .safetensors file of the encoder, to compare new images with; empty: as the federation says."""
     key: str = ""
     """A secret that the sites share and the server does not know: class names then travel as keyed hashes."""
+    score: float = 0.0
+    """Share of its images that are kept from training, to score models on; val.txt in the folder names them instead.
+    Only pixels right and wrong by class leave. 0: none."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What the federation calls a class, where the site calls it something else."""
 
@@ -41,6 +44,7 @@ batch = 0          # images per step; 0: as the federation says
 workers = 0        # processes that read images ahead; where there is a GPU, a few keep it busy
 key = ""           # a secret that the sites share and the server does not know: class names then travel as hashes
 weights = ""       # a local .safetensors file of the encoder, to compare new images with
+score = 0.0        # share of the images kept from training, to score models on (val.txt in data names them instead)
 
 [names]            # what the federation calls a class, where this site calls it something else
 # "Leber" = "liver"
@@ -57,6 +61,7 @@ def read_site(path: Path) -> SiteSpec:
             raise UserError(f"{path}: [names] calls a class {name!r}; the background and nothing are no classes.")
     check_fields(f"{path}: ", spec, "2 or more, or 0", lambda batch: batch == 0 or batch > 1, "batch")
     check_least(f"{path}: ", spec, 0, "workers")
+    check_fields(f"{path}: ", spec, "at least 0 and below 1", lambda share: 0 <= share < 1, "score")
     root = Path(spec.data).expanduser()
     root = root if root.is_absolute() else path.parent / root
     for needed in ("images", "masks", "classes.txt"):

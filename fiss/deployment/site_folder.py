@@ -4,6 +4,7 @@ New files, and new classes, simply appear. A file that is half written, or has n
 round.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -46,40 +47,60 @@ class FolderContents:
     """Of the files."""
     held: tuple[Held, ...] = ()
     """Each image."""
+    kept: range = range(0)
+    """Images kept from training, to score models on; of a reader of their own."""
 
 
 class SiteFolder:
     """The folder, each file decoded once when it appears."""
 
-    def __init__(self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, progress: Progress, scored_size: int = 0
+    ) -> None:
         self.spec, self.augment, self.device, self.progress = spec, augment, device, progress
+        self.scored_size = scored_size
         self.root = Path(spec.data)
         self._checked: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
         self._reported: set[str] = set()
         self._checksum: int | None = None
-        self.readers = self._readers(FileSplit("train", (), (), ()))
+        nothing = FileSplit("train", (), (), ())
+        self.readers, self.scoring_reader = self._readers(nothing), self._scoring_reader(nothing)
 
     def rescan(self) -> FolderContents:
         """What can be read now."""
         classes = read_classes(self.root / "classes.txt")
         images, masks = (files_by_stem(self.root / name)[0] for name in ("images", "masks"))
-        listed = self.root / "train.txt"
+        listed, kept = self.root / "train.txt", self._kept(images)
         stems = [s for s in (read_list(listed) if listed.is_file() else sorted(images)) if s in images and s in masks]
-        good, shown, sums, held = [], np.zeros(256, bool), [], []
-        for stem in stems:
+        good, shown, sums, held, scored = [], np.zeros(256, bool), [], [], []
+        for stem in dict.fromkeys([*stems, *(s for s in kept if s in masks)]):
             found = self._check_file(stem, images[stem], masks[stem], len(classes))
-            if found is not None:
+            if found is not None and stem in kept:
+                scored.append(stem)
+            elif found is not None:
                 shown |= found[0]
                 good.append(stem)
                 sums.append(found[1])
                 held.append(Held(stem, found[1], tuple(np.nonzero(found[0])[0].tolist())))
         checksum = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
+
+        def split(name: str, stems: list[str]) -> FileSplit:
+            return FileSplit(name, tuple(stems), tuple(images[s] for s in stems), tuple(masks[s] for s in stems))
+
         if checksum != self._checksum:
-            split = FileSplit("train", tuple(good), tuple(images[s] for s in good), tuple(masks[s] for s in good))
-            self.readers, self._checksum = self._readers(split), checksum
+            self.readers, self._checksum = self._readers(split("train", good)), checksum
+        self.scoring_reader = self._scoring_reader(split("val", scored))
         names = tuple(self.spec.names.get(name, name) for name in classes)
         labelled = tuple(i for i in range(1, len(classes) + 1) if shown[i])
-        return FolderContents(names, range(len(good)), labelled, checksum, tuple(held))
+        return FolderContents(names, range(len(good)), labelled, checksum, tuple(held), range(len(scored)))
+
+    def _kept(self, images: Mapping[str, Path]) -> set[str]:
+        """Images that are kept from training: those of val.txt, or a share of all by a hash of their names."""
+        if not self.spec.score:
+            return set()
+        if (listed := self.root / "val.txt").is_file():
+            return set(read_list(listed)) & images.keys()
+        return {stem for stem in images if crc32(stem.encode()) < self.spec.score * 2**32}
 
     def _check_file(self, stem: str, image: Path, mask: Path, classes: int) -> tuple[NDArray[np.bool_], int] | None:
         """Which ids a mask shows, and a checksum of both files; None if they cannot be read yet."""
@@ -105,3 +126,6 @@ class SiteFolder:
         trained, looked_at = TrainingImages(split, self.augment), ScoredImages(split, crop)
         workers = self.spec.workers  # spawned: FLARE has threads
         return Reader(trained, workers, pin, "spawn"), Reader(looked_at, workers, pin, "spawn")
+
+    def _scoring_reader(self, split: FileSplit) -> Reader:
+        return Reader(ScoredImages(split, self.scored_size), 0, self.device.type == "cuda")

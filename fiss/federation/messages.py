@@ -69,6 +69,15 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class SiteScore:
+    """How well a model segments the images that a site keeps from training; pixels, which add up over sites."""
+
+    images: int
+    pixels: Mapping[str, tuple[int, int]]
+    """By class, the background too: pixels that truth and model agree on, and pixels that one of them claims."""
+
+
+@dataclass(frozen=True)
 class ProbeResult:
     """What a client has to say about it; its scores stay in its own memory."""
 
@@ -80,6 +89,8 @@ class ProbeResult:
     teacher: int | None = None
     """It needs the global model from just before this group of classes entered as its teacher; a number beyond the last
     group means the present model, None that nothing changes."""
+    score: SiteScore | None = None
+    """How good the model is on images that the site keeps from training, if it says so."""
 
 
 @dataclass(frozen=True)

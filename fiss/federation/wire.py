@@ -13,7 +13,17 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.errors import UserError
-from fiss.federation.messages import Announcement, Contribution, Memory, Order, Probe, ProbeResult, Reply, Snapshot
+from fiss.federation.messages import (
+    Announcement,
+    Contribution,
+    Memory,
+    Order,
+    Probe,
+    ProbeResult,
+    Reply,
+    SiteScore,
+    Snapshot,
+)
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.statistics.sums import Sums
@@ -116,11 +126,22 @@ def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -
 def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
     """What a server hears."""
     text = _read(message, "probe_result")
-    said = ProbeResult(text["client"], tuple(text["missing"]), text["transition"], text["teacher"])
+    score = _score(text["score"]) if text.get("score") is not None else None
+    said = ProbeResult(text["client"], tuple(text["missing"]), text["transition"], text["teacher"], score)
     whole = type(said.client) is int and (said.teacher is None or type(said.teacher) is int)
     if type(said.transition) is not bool or not whole:
         raise UserError("transition must be true or false, client and teacher whole numbers.")
     return said, _memory(text)
+
+
+def _score(text: Any) -> SiteScore:
+    """What a site says of a model, as far as it can be true."""
+    pixels = {name: (both, either) for name, (both, either) in text["pixels"].items()}
+    counts = [text["images"], *(count for pair in pixels.values() for count in pair)]
+    whole = all(type(count) is int and 0 <= count < MOST_CELLS for count in counts)
+    if not whole or any(both > either for both, either in pixels.values()):
+        raise UserError("a score must be whole numbers of images and pixels, no more in both than in either.")
+    return SiteScore(text["images"], pixels)
 
 
 def from_reply(

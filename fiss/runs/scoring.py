@@ -3,8 +3,8 @@
 A real federation has no tasks: each group of classes that entered its label space together stands for one.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ from fiss.data.label_maps import evaluation_table
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, View
 from fiss.errors import UserError
+from fiss.federation.messages import SiteScore
 from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
 from fiss.metrics import from_background, iou, summary, to_background
@@ -128,25 +129,46 @@ class Validation:
         table = evaluation_table(self.classes, space)
         spec, training = self.config.evaluation, self.config.training
         matrix = evaluate(model, self.reader, images, self.index.sizes, table, view, spec, training, progress)
-        best: dict[str, float] = {}
-        for earlier in past:
-            if earlier.ends_task and earlier.view == view and earlier.task < task:
-                for name, value in earlier.iou.items():
-                    if name != "background" and value is not None:
-                        best[name] = max(best.get(name, 0.0), value)
-        ious, names = iou(matrix), ("background", *space.names)
-        means: dict[str, Any] = {**summary(ious, names[1:], self.tasks_of(space)[: task + 1], best)}
-        return ScoreRecord(
-            round=round_,
-            task=task,
+        record = _record(iou(matrix), space, self.tasks_of(space), view, past, round_, task, len(images))
+        return replace(
+            record,
             ends_task=ends_task,
-            view=view,
-            images=len(images),
-            **means,
-            iou=dict(zip(names, ious, strict=True)),
-            to_background=dict(zip(names[1:], to_background(matrix)[1:], strict=True)),
-            from_background=dict(zip(names[1:], from_background(matrix)[1:], strict=True)),
+            to_background=dict(zip(space.names, to_background(matrix)[1:], strict=True)),
+            from_background=dict(zip(space.names, from_background(matrix)[1:], strict=True)),
         )
+
+
+def score_of_sites(
+    said: Iterable[SiteScore], space: LabelSpace, past: Iterable[ScoreRecord], round_: int
+) -> ScoreRecord | None:
+    """What sites say of one model, each of the images it keeps from training, added up; None where none does."""
+    said, names = list(said), ("background", *space.names)
+    both, either = ([sum(one.pixels.get(name, (0, 0))[k] for one in said) for name in names] for k in (0, 1))
+    ious = [100 * b / e if e else None for b, e in zip(both, either, strict=True)]
+    task, images = len(groups(space)) - 1, sum(one.images for one in said)
+    return _record(ious, space, groups(space), "published", past, round_, task, images) if images else None
+
+
+def _record(
+    ious: Sequence[float | None],
+    space: LabelSpace,
+    tasks: Sequence[Sequence[str]],
+    view: View,
+    past: Iterable[ScoreRecord],
+    round_: int,
+    task: int,
+    images: int,
+) -> ScoreRecord:
+    """IoU by channel and their means, which need the best of earlier tasks."""
+    best: dict[str, float] = {}
+    for earlier in past:
+        if earlier.ends_task and earlier.view == view and earlier.task < task:
+            for name, value in earlier.iou.items():
+                if name != "background" and value is not None:
+                    best[name] = max(best.get(name, 0.0), value)
+    means: dict[str, Any] = {**summary(ious, space.names, tasks[: task + 1], best)}
+    named = dict(zip(("background", *space.names), ious, strict=True))
+    return ScoreRecord(round=round_, task=task, view=view, images=images, **means, iou=named)
 
 
 def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator[ScoreRecord]:

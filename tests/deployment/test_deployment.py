@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import re
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +14,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from federated import DATA, TASKS, Local, config, final, site_client, stage
+from federated import DATA, TASKS, Local, config, drop, final, site_client, stage
 from PIL import Image
 from typer.testing import CliRunner
 
 from fiss.cli.main import app
 from fiss.cli.tables import federation_table
 from fiss.config.config import to_toml
+from fiss.data.dataset import FileSplit
 from fiss.data.sources import DataSpec
-from fiss.data.transforms import AugmentSpec
+from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
 from fiss.deployment import provisioning, server, supervisor
 from fiss.deployment.server import JobStatus, ServerEvaluator, open_run, run_rounds
 from fiss.deployment.site import SiteClient
@@ -39,6 +41,7 @@ from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
+from fiss.runs.run import load_model
 
 
 def listed_fields():
@@ -122,6 +125,65 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     (tmp_path / "own" / "masks" / "scan002.png").write_bytes(b"nothing")
     with pytest.raises(UserError, match="scan002"):
         ServerEvaluator(settings, Progress())
+
+
+def pixels_of(run, model, space, folder, stems, labelled):
+    """Pixels in truth and prediction, and in either, by class: one pixel after the other."""
+    both, either = defaultdict(int), defaultdict(int)
+    names, size = ["background", *space.names], run.config().evaluation.size
+    files = [folder / kind / f"{stem}.png" for kind in ("images", "masks") for stem in stems]
+    split = FileSplit("val", tuple(stems), tuple(files[: len(stems)]), tuple(files[len(stems) :]))
+    for i in range(len(stems)):
+        image, mask = ScoredImages(split, size)[i, "published"]
+        found = model(normalise(image[None])).logits_BCHW[0].argmax(0)
+        for true, seen in zip(mask.flatten().tolist(), found.flatten().tolist(), strict=True):
+            pair = [DATA.classes[true - 1] if true else "background", names[seen]]
+            here, there = (name if name in labelled else "background" for name in pair)
+            either[here] += 1
+            either[there] += here != there
+            both[here] += here == there
+    return both, either
+
+
+def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
+    """Where the server has none: pixels of all sites added up, each site's by the classes that it labels."""
+    settings = config()
+    for n, name in enumerate("abc"):
+        drop(tmp_path / name, range(24 + 8 * n, 32 + 8 * n), TASKS[n % 2])
+    (tmp_path / "a" / "val.txt").write_text("scan024\nscan025\n")
+    clients = {
+        n: site_client(tmp_path, settings, name, score=0.4 if name != "c" else 0) for n, name in enumerate("abc")
+    }
+    names, run = dict(enumerate("abc")), open_run(settings, tmp_path / "run")
+    run_rounds(run, Local(clients), names, 2, Progress())
+    kept = {}
+    for n, client in clients.items():
+        stems = {held.name for held in client.site.held}
+        kept[names[n]] = sorted({f"scan{i:03d}" for i in range(24 + 8 * n, 32 + 8 * n)} - stems)
+    assert kept["a"] == ["scan024", "scan025"]
+    assert 0 < len(kept["b"]) < 8
+    assert not kept["c"]
+    scores, snapshot = run.scores(), final(run)
+    assert [(record.round, record.view) for record in scores] == [(0, "published"), (1, "published")]
+    assert scores[-1].images == len(kept["a"]) + len(kept["b"])
+    model = load_model(settings, snapshot, run.path, torch.device("cpu")).eval()
+    totals = [defaultdict(int), defaultdict(int)]
+    for name in "ab":
+        labelled = {DATA.classes[i - 1] for i in clients["abc".index(name)].site.labelled}
+        counted = pixels_of(run, model, snapshot.label_space, tmp_path / name, kept[name], labelled)
+        for total, own in zip(totals, counted, strict=True):
+            for key, count in own.items():
+                total[key] += count
+    for name, value in scores[-1].iou.items():
+        assert value == pytest.approx(100 * totals[0][name] / totals[1][name]) if totals[1][name] else value is None
+    assert sum(value or 0 for value in scores[-1].iou.values()) > 0
+    run_rounds(run, Local(clients), names, 3, Progress())
+    assert [record.round for record in run.scores()] == [0, 1, 2]
+    message = clients[0](wire.from_probe(Probe(0, 4, snapshot.label_space, snapshot.weights)))
+    text = json.loads(message.text)
+    for wrong in ({"images": -1}, {"pixels": {"disc": [5, 4]}}, {"pixels": {"disc": [0.5, 4]}}):
+        with pytest.raises(UserError, match="a score must be"):
+            wire.to_probe_result(replace(message, text=json.dumps({**text, "score": {**text["score"], **wrong}})))
 
 
 def test_a_round_that_is_played_again_is_answered_again(tmp_path):

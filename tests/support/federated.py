@@ -80,8 +80,10 @@ def final(run):
     return run.read_weights(name)
 
 
-def site_client(tmp_path, settings, name="a", workers=0):
+def site_client(tmp_path, settings, name="a", workers=0, score=0.0):
     kit = tmp_path / "kits" / name
     kit.mkdir(parents=True)
-    (kit / "site.toml").write_text(f'data = "{tmp_path / name}"\ndevice = "cpu"\nworkers = {workers}\n')
+    (kit / "site.toml").write_text(
+        f'data = "{tmp_path / name}"\ndevice = "cpu"\nworkers = {workers}\nscore = {score}\n'
+    )
     return SiteClient(kit / "fiss", settings, read_site(kit / "site.toml"), Progress())
