@@ -8,7 +8,7 @@ them every fifth image, by a hash of its name, is for validation, so that adding
 import hashlib
 from pathlib import Path
 
-from fiss.data.dataset import IMAGE_SUFFIXES, Dataset, FileSplit, files_by_stem, read_lines, read_list, shortened
+from fiss.data.dataset import IMAGE_SUFFIXES, Dataset, Files, FileSplit, names_by_stem, read_lines, read_list, shortened
 from fiss.errors import UserError
 from fiss.labels import MOST_CLASSES
 
@@ -25,12 +25,11 @@ def load(root: Path) -> Dataset:
                 f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder."
             )
     classes = read_classes(root / "classes.txt")
-    images, _, no_images = files_by_stem(root / "images")
-    masks, _, no_masks = files_by_stem(root / "masks")
+    images, _, no_images = names_by_stem(root / "images")
+    masks, _, no_masks = names_by_stem(root / "masks")
     notices = [
-        f"{others[0].parent}: of no kind that is read ({', '.join(IMAGE_SUFFIXES)}), so left out: "
-        f"{shortened([path.name for path in others])}."
-        for others in (no_images, no_masks)
+        f"{root / folder}: of no kind that is read ({', '.join(IMAGE_SUFFIXES)}), so left out: {shortened(others)}."
+        for folder, others in (("images", no_images), ("masks", no_masks))
         if others
     ]
     listed = {name: root / f"{name}.txt" for name in ("train", "val") if (root / f"{name}.txt").is_file()}
@@ -47,7 +46,7 @@ def load(root: Path) -> Dataset:
             f"{root}: no train.txt and val.txt, so about a fifth of the images, by a hash of their names, is for "
             f"validation: {len(held_out)} of {len(images)}. For few images, give both files."
         )
-        if alone := [masks[stem].name for stem in masks if stem not in images]:
+        if alone := [masks[stem] for stem in masks if stem not in images]:
             notices.append(f"{root / 'masks'}: without an image, so left out: {shortened(alone)}.")
 
     def split(name: str) -> FileSplit:
@@ -55,8 +54,8 @@ def load(root: Path) -> Dataset:
         return FileSplit(
             name,
             names,
-            tuple(images.get(s, root / "images" / f"{s}.jpg") for s in names),
-            tuple(masks.get(s, root / "masks" / f"{s}.png") for s in names),
+            Files(root / "images", tuple(images.get(s, f"{s}.jpg") for s in names)),
+            Files(root / "masks", tuple(masks.get(s, f"{s}.png") for s in names)),
         )
 
     return Dataset("folder", classes, split("train"), split("val"), tuple(notices))

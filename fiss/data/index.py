@@ -12,17 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fiss.data.dataset import Dataset, FileSplit, Split, files_by_stem, shortened
+from fiss.data.dataset import Dataset, FileSplit, Split, names_by_stem, shortened
 from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 
+AHEAD = 512
+"""Images that wait to be read, at most."""
 Presence = NDArray[np.bool_]
 """Which images show which classes, (N, K + 1)."""
 
@@ -52,7 +55,7 @@ def build(split: Split, classes: tuple[str, ...], progress: Progress | None = No
     if not listing and (cached := _load(path)) is not None:
         return cached
     count = len(split.stems)
-    pixels, sizes = np.zeros((count, 256), np.int64), np.zeros((count, 2), np.int64)
+    pixels, sizes = np.zeros((count, len(classes) + 1), np.int64), np.zeros((count, 2), np.int64)
     problems = listing
 
     def look(i: int) -> str | None:
@@ -60,9 +63,9 @@ def build(split: Split, classes: tuple[str, ...], progress: Progress | None = No
             _, mask = split.read(i)
         except UserError as error:
             return str(error)
-        pixels[i] = np.bincount(mask.ravel(), minlength=256)
-        sizes[i] = mask.shape
-        wrong = [int(v) for v in np.nonzero(pixels[i])[0] if len(classes) < v < IGNORE]
+        counts = np.bincount(mask.ravel(), minlength=256)
+        pixels[i], sizes[i] = counts[: len(classes) + 1], mask.shape
+        wrong = [int(v) for v in np.nonzero(counts)[0] if len(classes) < v < IGNORE]
         if wrong:
             where = split.masks[i] if isinstance(split, FileSplit) else split.stems[i]
             return f"{where}: mask ids {wrong} are outside 0 to {len(classes)} (255 is ignored)."
@@ -70,11 +73,12 @@ def build(split: Split, classes: tuple[str, ...], progress: Progress | None = No
 
     progress.start(f"reading {split.name}", count)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for problem in pool.map(look, range(count)):
-            problems += [problem] if problem else []
-            progress.advance()
+        for first in range(0, count, AHEAD):  # not all at once: what waits in a pool takes memory
+            for problem in pool.map(look, range(first, min(first + AHEAD, count))):
+                problems += [problem] if problem else []
+                progress.advance()
     progress.finish()
-    index = Index(pixels[:, : len(classes) + 1], sizes, tuple(problems))
+    index = Index(pixels, sizes, tuple(problems))
     if not problems:  # a data set with problems is read again until they are put right
         _save(path, index)
     return index
@@ -152,9 +156,13 @@ def _listing_problems(split: Split) -> list[str]:
     ]
     if isinstance(split, FileSplit):
         stems = set(split.stems)
-        for folder in sorted({path.parent for path in (*split.images, *split.masks)}):
-            doubles = [path for path in files_by_stem(folder)[1] if path.stem in stems]
-            problems += [f"{path}: duplicate stem, another file beside it has the same." for path in doubles]
+        for folder in sorted({os.path.dirname(path) for path in chain(split.images, split.masks)}):  # noqa: PTH120
+            doubles = [Path(folder, name) for name in names_by_stem(Path(folder))[1]]
+            problems += [
+                f"{path}: duplicate stem, another file beside it has the same."
+                for path in doubles
+                if path.stem in stems
+            ]
     return problems
 
 

@@ -105,6 +105,20 @@ def test_the_index_is_read_once_and_again_when_a_file_changes(tmp_path):
     assert three.presence[0].tolist() == [True, False, True, False]
 
 
+def test_many_images_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    root = make_folder(tmp_path)
+    data = open_dataset(recognise(root))
+    assert list(data.train.images[2:4]) == [root / "images" / "p2.png", root / "images" / "p3.png"]
+    whole = build(data.train, data.classes)
+    monkeypatch.setattr(indexing, "AHEAD", 3)
+    monkeypatch.setenv("FISS_CACHE", str(tmp_path / "cache"))
+    told = Counting()
+    parts = build(data.train, data.classes, told)
+    assert told.read == 7
+    assert (parts.pixels == whole.pixels).all()
+    assert parts.pixels[6].tolist() == [640, 640, 0, 0]
+
+
 def test_a_damaged_cache_is_made_again(tmp_path):
     data = open_dataset(recognise(make_folder(tmp_path / "d")))
     build(data.train, data.classes)
