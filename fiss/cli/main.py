@@ -12,7 +12,7 @@ import typer
 
 import fiss
 from fiss.cli import federation
-from fiss.cli.models import predict
+from fiss.cli.models import export, predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
 from fiss.errors import UserError
 
@@ -168,7 +168,7 @@ def demo(
     report(runs, out / "report.html")
 
 
-for command in (predict, picture, compare, monitors, report, table):
+for command in (predict, export, picture, compare, monitors, report, table):
     app.command()(command)
 
 

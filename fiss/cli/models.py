@@ -1,4 +1,4 @@
-"""Commands that use a trained model: `fiss predict`."""
+"""Commands that use a trained model: `fiss predict`, `fiss export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -46,3 +46,17 @@ def predict(
         predictor = fiss.Predictor(model, device, classes, tile)
         records = write(predictor, found, out, display, unsure=unsure, probabilities=probabilities, overwrite=overwrite)
         show(prediction_table(records, str(out)))
+
+
+def export(
+    model: Model,
+    out: Annotated[Path | None, typer.Option(help="The file. Default: the model's name, in this folder.")] = None,
+    size: Annotated[
+        str, typer.Option(metavar="HxW", help="One size for all images, such as 512x640. Default: any, where it can.")
+    ] = "",
+    format_: Annotated[str, typer.Option("--format", help="onnx, or pt2: of torch.export.")] = "onnx",
+    classes: Classes = None,
+) -> None:
+    """Write a model as ONNX, with its classes, normalisation and a model card beside it."""
+    done = fiss.export(model, out, size=size, format=format_, classes=classes, progress=True)
+    show(f"{done.path}  [dim]{done.takes}[/]", f"{done.card}  [dim]its model card[/]")
