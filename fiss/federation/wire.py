@@ -33,6 +33,8 @@ SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The shorter types that weights may travel as."""
 
 
+VERSION = 1
+"""Of the messages; raised when an earlier fiss could not read them, or would read them wrongly."""
 MOST_IMAGES = 10**9
 """What a reply can count to: its number of images may be its weight."""
 LONGEST_TEXT, LONGEST_REPORT = 2**24, 2**20
@@ -120,7 +122,9 @@ def to_order(
 
 def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -> Message:
     """All that a site says when it is probed."""
-    return Message(json.dumps({"kind": "probe_result", **asdict(probe_result), "memory": _plain(memory)}))
+    return Message(
+        json.dumps({"kind": "probe_result", "version": VERSION, **asdict(probe_result), "memory": _plain(memory)})
+    )
 
 
 def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
@@ -152,7 +156,7 @@ def from_reply(
     transfer = transfer if sent is None else "float32"
     weights = reply.weights if sent is None else _changes(reply.weights, sent)
     text = {f.name: getattr(reply, f.name) for f in fields(reply) if f.name not in ("weights", "contribution")}
-    text |= {"kind": "reply", "memory": _plain(memory), "transfer": transfer}
+    text |= {"kind": "reply", "version": VERSION, "memory": _plain(memory), "transfer": transfer}
     arrays = _arrays(weights, "model", transfer)
     if (given := reply.contribution) is not None:
         text["contribution"] = {name: getattr(given, name) for name in ("made_with", "period", "since")}
@@ -172,7 +176,8 @@ def to_reply(message: Message, sent: Weights | None = None, transfer: str = "flo
             raise UserError("It sends a difference, and nobody knows from what.")
         model = _changed(rounded(sent, transfer), model)
     text["contribution"] = _contribution(text["contribution"], message.arrays) if "contribution" in text else None
-    del text["kind"], text["memory"], text["transfer"]
+    for name in ("kind", "version", "memory", "transfer"):
+        text.pop(name, None)
     counts = [text[name] for name in ("client", "images", "steps", "samples")]
     if not all(type(count) is int and 0 <= count < MOST_IMAGES for count in counts):
         raise UserError(f"images, steps and samples must be whole numbers below {MOST_IMAGES:,}.")
@@ -215,6 +220,7 @@ def _flat(report: Any, depth: int = 4) -> bool:
 def _text(kind: str, client: int, round_: int, space: LabelSpace, memory: Memory | None) -> dict[str, Any]:
     return {
         "kind": kind,
+        "version": VERSION,
         "client": client,
         "round": round_,
         "label_space": space.groups,
@@ -240,6 +246,11 @@ def _read(message: Message, kind: str) -> dict[str, Any]:
     text: dict[str, Any] = json.loads(message.text)
     if text.get("kind") != kind:
         raise UserError(f"Expected a message of kind {kind}, got {str(text.get('kind'))[:40]}.")
+    if (version := text.get("version", VERSION)) != VERSION:
+        raise UserError(
+            f"messages of version {str(version)[:9]}, and this fiss reads version {VERSION}: server and sites need "
+            "versions of fiss that belong together; update the older one."
+        )
     return text
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,6 +185,19 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     for wrong in ({"images": -1}, {"pixels": {"disc": [5, 4]}}, {"pixels": {"disc": [0.5, 4]}}):
         with pytest.raises(UserError, match="a score must be"):
             wire.to_probe_result(replace(message, text=json.dumps({**text, "score": {**text["score"], **wrong}})))
+
+
+def test_only_versions_that_belong_together_talk_to_each_other():
+    order, answer = Order(0, 0, LabelSpace(((),)), {}, None), ProbeResult(0)
+    sent = wire.from_probe(Probe(0, 0, LabelSpace(((),)), {})), wire.from_order(order), wire.from_probe_result(answer)
+    sent = (*sent, wire.from_reply(Reply(0, 1)))
+    reads = wire.to_probe, partial(wire.to_order, teachers={}), wire.to_probe_result, wire.to_reply
+    for message, read in zip(sent, reads, strict=True):
+        text = json.loads(message.text)
+        with pytest.raises(UserError, match=r"messages of version 2, .* reads version 1: .* update the older one"):
+            read(replace(message, text=json.dumps({**text, "version": 2})))
+        del text["version"]  # as fiss wrote them before there were versions
+        read(replace(message, text=json.dumps(text)))
 
 
 def test_a_round_that_is_played_again_is_answered_again(tmp_path):
