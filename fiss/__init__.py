@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fiss.config.config import Config
     from fiss.config.presets import list_presets, preset
     from fiss.data.index import DataCheck
+    from fiss.extension.extend import Extended
+    from fiss.extension.forget import Forgotten
     from fiss.methods import list_methods
     from fiss.methods.base import Method, Step
     from fiss.methods.fbl import FBL
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from fiss.predict.predictor import Prediction, Predictor
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
+    from fiss.reports.extended import extend, forget, verify
     from fiss.runs.records import Records, ScoreRecord
     from fiss.runs.run import Run
     from fiss.simulation.sweep import Sweep
@@ -46,6 +49,8 @@ _HOMES = {
     "config.config": "Config",
     "config.presets": "list_presets preset",
     "data.index": "DataCheck",
+    "extension.extend": "Extended",
+    "extension.forget": "Forgotten",
     "methods": "list_methods",
     "methods.base": "Method Step",
     "methods.fbl": "FBL",
@@ -59,16 +64,17 @@ _HOMES = {
     "predict.predictor": "Prediction Predictor",
     "reports.comparison": "Comparison compare",
     "reports.document": "Document picture report",
+    "reports.extended": "extend forget verify",
     "runs.run": "Run",
     "simulation.sweep": "Sweep",
 }
 """Rooms, and what is imported from them when it is first used."""
 
 __all__ = [
-    "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Finetune", "LwF",
-    "Method", "MiB", "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep", "UserError", "check_data",
-    "compare", "evaluate", "export", "list_methods", "list_presets", "open_run", "picture", "preset", "report",
-    "resume", "run", "sweep",
+    "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended", "Finetune",
+    "Forgotten", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep", "UserError",
+    "check_data", "compare", "evaluate", "export", "extend", "forget", "list_methods", "list_presets", "open_run",
+    "picture", "preset", "report", "resume", "run", "sweep", "verify",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import typer
 
 import fiss
 from fiss.cli import federation
+from fiss.cli.extension import extend, forget, verify
 from fiss.cli.models import export, predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
 from fiss.errors import UserError
@@ -168,7 +169,7 @@ def demo(
     report(runs, out / "report.html")
 
 
-for command in (predict, export, picture, compare, monitors, report, table):
+for command in (predict, extend, forget, verify, export, picture, compare, monitors, report, table):
     app.command()(command)
 
 

@@ -11,7 +11,9 @@ from rich.table import Table
 
 import fiss
 from fiss.config.config import meanings
+from fiss.data.dataset import shortened
 from fiss.methods import METHODS
+from fiss.metrics import mean
 from fiss.monitors.accuracy import Seen
 from fiss.runs.records import ScoreRecord
 
@@ -65,6 +67,42 @@ def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
         unsure = f"; unsure {100 * record['unsure']:.1f} %" if "unsure" in record else ""
         rows.append((Path(record["image"]).name, text + unsure))
     return listed(escape(title), ("image", "what is in it"), rows)
+
+
+def extension_table(done: fiss.Extended) -> Table:
+    """What each class had and has on the held-out images."""
+    before, after = done.before, done.after
+    assert before is not None
+    assert after is not None
+    old = [name for name in after.iou if name not in done.new]
+
+    def row(name: str, had: float | None, has: float | None, kept: float | None = None) -> tuple[str, ...]:
+        return name, *("-" if v is None else f"{v:.1f}" for v in (had, has, kept))
+
+    rows = [row(name, before.iou.get(name), after.iou[name], done.kept.get(name)) for name in after.iou]
+    means = [
+        [mean(score.iou.get(name) for name in names) for score in (before, after)]
+        for names in (old[1:], done.new, after.iou)
+    ]
+    rows += [row(name, *pair) for name, pair in zip(("mean, old", "mean, new", "mean, all"), means, strict=True)]
+    head = ("class", "before", "after", "kept")
+    caption = "IoU on held-out images, percent; kept: pixels without a label that are still called the same"
+    return listed(f"{after.images} held-out images", head, rows, 1, caption=caption)
+
+
+def certificate_table(certificate: Mapping[str, Any]) -> Table:
+    """What a certificate says, for people."""
+    removed, files = certificate["removed"], certificate["files"]
+    images = f"{len(removed['images'])} images: {shortened(removed['images'])}" if removed["images"] else "all of it"
+    rows = [
+        ("removed", f"{removed['site']}; {images}"),
+        ("cells less", f"{removed['cells']:,}"),
+        ("classes that went with it", ", ".join(removed["classes"]) or "none"),
+        *((name.replace("_", " "), f"{file['path']}\n{file['sha256']}") for name, file in files.items()),
+        ("holds", "\n".join(certificate["claims"])),
+        ("not undone", "\n".join(certificate["not_undone"])),
+    ]
+    return listed(str(certificate["what"]), ("", str(certificate["written"])), rows, show_lines=True)
 
 
 def show_comparison(comparison: fiss.Comparison, caption: str) -> None:

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.config.presets import label
+from fiss.data.dataset import Bytes
 from fiss.data.label_maps import evaluation_table, training_table
-from fiss.data.transforms import TrainingImages, normalise, stack
+from fiss.data.transforms import ScoredImages, TrainingImages, normalise, stack
 from fiss.errors import UserError, writing
-from fiss.labels import LabelSpace
+from fiss.labels import IGNORE, LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import pad
@@ -50,13 +51,7 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    for row, tiles in enumerate(_beside(opened[0], images, seen)):
-        for column, (tile, title) in enumerate(zip(tiles, ["image", "truth", *names], strict=True)):
-            axes = figure.add_subplot(grid[row, column])
-            axes.imshow(tile, interpolation="nearest")
-            axes.set_axis_off()
-            if row == 0:
-                axes.set_title(title, fontsize=11)
+    _tiled(figure, grid, _beside(opened[0], images, seen), ["image", "truth", *names])
     axes = figure.add_subplot(grid[len(images), :])
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         axes.plot(range(len(curve)), curve, label=name, color=FIRST[1 + number % 7], marker="osD^v<>"[number % 7])
@@ -69,6 +64,45 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     axes.grid(alpha=0.3)
     with writing(out):
         figure.savefig(out)
+
+
+def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress) -> None:
+    """One row per image: the image, the truth, and what the models after each task of one run see, at the size at which
+    they are scored."""
+    from matplotlib.figure import Figure
+
+    folder = RunFolder.open(path)
+    models, validation = list(folder.last_models().values()), Validation.of_run(folder, progress)
+    images = _chosen(validation, folder, models[-1])
+    views, colours = ScoredImages(validation.split, validation.config.evaluation.size), colours_of(256)
+    shown = [[tensor.numpy() for tensor in views[i, "published"]] for i in images]
+    rows = [[picture.transpose(1, 2, 0), _painted(mask, colours)] for picture, mask in shown]
+    for name in models:
+        model, space = validation.model(folder, name)
+        ids = _ids(validation.classes, validation.readable(space))
+        with torch.inference_mode():
+            for row in rows:
+                row.append(_painted(ids[logits_of(model, row[0]).argmax(0).cpu().numpy()], colours))
+    figure = Figure(figsize=(2.1 * len(rows[0]), 2.1 * len(rows) + 0.3), dpi=100, layout="constrained")
+    _tiled(figure, figure.add_gridspec(len(rows), len(rows[0])), rows, ["image", "truth", *titles])
+    with writing(out):
+        figure.savefig(out)
+
+
+def _painted(ids: NDArray[Any], colours: Bytes) -> Bytes:
+    """Ids in their colours; 255 is white."""
+    return paint(np.where(ids == IGNORE, len(colours), ids).astype(np.int64), colours)
+
+
+def _tiled(figure: Any, grid: Any, rows: Sequence[Sequence[Any]], titles: Sequence[str]) -> None:
+    """Tiles beside each other, under their titles."""
+    for row, tiles in enumerate(rows):
+        for column, (tile, title) in enumerate(zip(tiles, titles, strict=True)):
+            axes = figure.add_subplot(grid[row, column])
+            axes.imshow(tile, interpolation="nearest")
+            axes.set_axis_off()
+            if row == 0:
+                axes.set_title(title, fontsize=11)
 
 
 def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:

@@ -26,6 +26,7 @@ from fiss.labels import LabelSpace, TaskStream
 from fiss.metrics import from_background, iou, summary, to_background
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
+from fiss.runs.extension import Extension, Labelled, held_out, is_extended
 from fiss.runs.folder import RunFolder
 from fiss.runs.records import ScoreRecord
 from fiss.runs.run import load_model
@@ -46,6 +47,9 @@ class Validation:
     tasks: tuple[tuple[str, ...], ...] | None
     """The classes of each task; None in a real federation."""
     workers: int = 0
+    labelled: Labelled = ()
+    """Where not every image has labels of every class: images, and the channels labelled in them. Any other that a
+    model sees there counts as background."""
 
     @classmethod
     def of_simulation(cls, config: Config, progress: Progress) -> "Validation":
@@ -70,10 +74,24 @@ class Validation:
         return cls(config, dataset.classes, dataset.val, index, None)
 
     @classmethod
+    def of_extension(
+        cls, config: Config, extension: Extension, before: LabelSpace, space: LabelSpace, progress: Progress
+    ) -> "Validation":
+        """The held-out images of the folders that extended a model, from one label space to another."""
+        split, labelled = held_out(extension, space, progress)
+        index = _checked(build(split, space.names, progress), config)
+        tasks = tuple(filter(None, (before.names, space.names[len(before.names) :])))
+        return cls(config, space.names, split, index, tasks, labelled=labelled)
+
+    @classmethod
     def of_run(cls, folder: RunFolder, progress: Progress) -> "Validation":
         """What the models of a run folder are scored on."""
         config = folder.config()
         use_device(config.training)
+        if is_extended(folder):
+            models = list(folder.last_models().values())
+            before, after = (folder.read_weights(name).label_space for name in (models[0], models[-1]))
+            return cls.of_extension(config, Extension.read(folder.path), before, after, progress)
         return (cls.of_server if folder.deployed else cls.of_simulation)(config, progress)
 
     @cached_property
@@ -125,10 +143,15 @@ class Validation:
     ) -> ScoreRecord:
         """IoU of every class and their means in one view; `past` are the run's scores so far."""
         space = self.readable(label_space)
-        images = scored_images(view, self.classes, space, self.index.presence)
+        every = "full" if self.labelled else view  # a model before and after: the same images
+        images = scored_images(every, self.classes, space, self.index.presence)
         table = evaluation_table(self.classes, space)
         spec, training = self.config.evaluation, self.config.training
-        matrix = evaluate(model, self.reader, images, self.index.sizes, table, view, spec, training, progress)
+        matrix = torch.zeros((), dtype=torch.long)
+        parts: Iterable[tuple[Sequence[int], frozenset[int] | None]] = self.labelled or ((images, None),)
+        for own, labelled in parts:
+            part = evaluate(model, self.reader, own, self.index.sizes, table, view, spec, training, progress)
+            matrix = matrix.to(part.device) + (_among(part, labelled) if labelled else part)
         record = _record(iou(matrix), space, self.tasks_of(space), view, past, round_, task, len(images))
         return replace(
             record,
@@ -174,16 +197,25 @@ def _record(
 def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator[ScoreRecord]:
     """Score again the models after every task of a run; nothing in the run folder changes."""
     folder = RunFolder.open(path)
-    models, rounds = folder.last_models(), folder.rounds()
+    models, rounds, extended = folder.last_models(), folder.rounds(), is_extended(folder)
     validation = Validation.of_run(folder, progress)
     first = validation.config.world.rounds - 1  # of a first task that was taken over
     past: list[ScoreRecord] = []
     for task, name in models.items():
         model, space = validation.model(folder, name)
-        last = max((record.round for record in rounds if record.task == task), default=first)
+        last = max((record.round for record in rounds if record.task == task), default=task if extended else first)
         for view in views:
             past.append(validation.score(model, space, view, past, progress, round_=last, task=task, ends_task=True))
             yield past[-1]
+
+
+def _among(matrix_CC: torch.Tensor, labelled: frozenset[int]) -> torch.Tensor:
+    """Predictions of channels that are not labelled there count as background."""
+    other = [c for c in range(len(matrix_CC)) if c not in labelled]
+    matrix_CC = matrix_CC.clone()
+    matrix_CC[:, 0] += matrix_CC[:, other].sum(1)
+    matrix_CC[:, other] = 0
+    return matrix_CC
 
 
 def groups(label_space: LabelSpace) -> tuple[tuple[str, ...], ...]:

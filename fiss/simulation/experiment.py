@@ -15,6 +15,7 @@ from fiss.labels import LabelSpace
 from fiss.models.segmenter import Segmenter, check_weights
 from fiss.monitors import accuracy
 from fiss.progress import Progress
+from fiss.runs.extension import is_extended
 from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
 from fiss.runs.records import ProbeRecord, RoundRecord, probed
@@ -62,6 +63,8 @@ def resume(path: Path, progress: Progress, connect: Connect = in_process) -> Run
     folder = RunFolder.open(path)
     if folder.deployed:
         raise UserError(f"{path} is the run of a real federation: `fiss federation run` goes on with it.")
+    if is_extended(folder):
+        raise UserError(f"{path} is an extended model, and there is nothing to go on with: `fiss extend` adds to it.")
     with folder.locked():
         scenario = open_scenario(folder.config(), progress)
         folder.write_splits(scenario.splits())

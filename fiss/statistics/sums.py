@@ -133,15 +133,18 @@ class Accumulator:
         )
         self.cells = self.images = 0
 
-    def add_images(self, features_BDhw: Tensor, shares_BChw: Tensor) -> None:
-        """Count a batch: its feature maps, and the shares that `cell_shares` gives for maps of that size."""
+    def add_images(self, features_BDhw: Tensor, shares_BChw: Tensor, weights_Bhw: Tensor | None = None) -> None:
+        """Count a batch: its feature maps, and the shares that `cell_shares` gives for maps of that size. A cell weighs
+        as much as its shares together, or as `weights_Bhw` says."""
         assert features_BDhw.shape[2:] == shares_BChw.shape[2:], "shares for a map of another size"
-        cells = (torch.split(m.permute(0, 2, 3, 1).flatten(0, 2), ROWS) for m in (features_BDhw, shares_BChw))
-        for features, shares in zip(*cells, strict=True):
+        weights_B1hw = shares_BChw.sum(1, keepdim=True) if weights_Bhw is None else weights_Bhw[:, None]
+        maps = (features_BDhw, shares_BChw, weights_B1hw)
+        cells = (torch.split(m.permute(0, 2, 3, 1).flatten(0, 2), ROWS) for m in maps)
+        for features, shares, weights_N1 in zip(*cells, strict=True):
             features_ND, shares_NC = features.double(), shares.double()
             self.counts_C += shares_NC.sum(0)
             self.sums_CD.addmm_(shares_NC.T, features_ND)
-            weighted_ND = features_ND * shares_NC.sum(1, keepdim=True).sqrt()
+            weighted_ND = features_ND * weights_N1.double().sqrt()
             self.gram_DD.addmm_(weighted_ND.T, weighted_ND)
         self.images += len(features_BDhw)
         self.cells += len(features_BDhw) * features_BDhw.shape[2:].numel()

@@ -20,7 +20,7 @@ LEVELS = [
     {"runs"},
     {"flare"},
     {"simulation", "deployment"},
-    {"predict"},
+    {"predict", "extension"},
     {"reports"},
     {"fiss"},
     {"cli"},
