@@ -25,7 +25,9 @@ NAMES = [
     "DataCheck",
     "Document",
     "Export",
+    "Extended",
     "Finetune",
+    "Forgotten",
     "LwF",
     "Method",
     "MiB",
@@ -40,6 +42,8 @@ NAMES = [
     "compare",
     "evaluate",
     "export",
+    "extend",
+    "forget",
     "list_methods",
     "list_presets",
     "open_run",
@@ -49,6 +53,7 @@ NAMES = [
     "resume",
     "run",
     "sweep",
+    "verify",
 ]
 
 
