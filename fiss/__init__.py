@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from fiss.errors import UserError, unknown
 from fiss.progress import Progress
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from fiss.methods.rcil import RCIL
     from fiss.predict.export import Export
     from fiss.predict.predictor import Prediction, Predictor
+    from fiss.reports.checks import check_data, evaluate
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
     from fiss.reports.extended import extend, forget, verify
-    from fiss.runs.records import Records, ScoreRecord
     from fiss.runs.run import Run
     from fiss.simulation.sweep import Sweep
 
@@ -63,6 +63,7 @@ _HOMES = {
     "predict.export": "Export",
     "predict.predictor": "Prediction Predictor",
     "reports.comparison": "Comparison compare",
+    "reports.checks": "check_data evaluate",
     "reports.document": "Document picture report",
     "reports.extended": "extend forget verify",
     "runs.run": "Run",
@@ -195,36 +196,6 @@ def open_run(path: str | Path) -> Run:
     return found
 
 
-def evaluate(
-    run: Run | str | Path, view: str | Sequence[str] = ("published", "full"), progress: Progress | bool | None = None
-) -> Records[ScoreRecord]:
-    """Score again the models after every task of a run; nothing in its folder changes.
-
-    Args:
-        run: A run or its folder.
-        view: published: centre crops; full: whole images; or both.
-        progress: As for `fiss.run`.
-
-    Returns:
-        One record for each task and view; `.to_pandas()` where pandas is installed.
-
-    Example:
-        >>> fiss.evaluate("runs/demo/fbl", view="full")[-1].miou
-    """
-    from fiss.data.transforms import View
-    from fiss.reports.display import shown
-    from fiss.runs.records import Records
-    from fiss.runs.run import path_of
-    from fiss.runs.scoring import rescore
-
-    views = (view,) if isinstance(view, str) else view
-    for name in views:
-        if name not in get_args(View):
-            raise unknown("view", name, get_args(View))
-    with shown(progress) as told:
-        return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
-
-
 def sweep(
     what: str | Path | Config | Sequence[str | Path | Config],
     methods: Sequence[str] = ("paper",),
@@ -306,26 +277,6 @@ def export(
     names = None if classes is None else Path(classes)
     with shown(progress) as told:
         return write(model, None if out is None else Path(out), pair, format, names, told)
-
-
-def check_data(path: str | Path, progress: Progress | bool | None = None) -> DataCheck:
-    """Look for whatever is wrong with a data set.
-
-    Args:
-        path: A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`.
-        progress: As for `fiss.run`.
-
-    Returns:
-        What is in both splits, and every problem with its file.
-
-    Example:
-        >>> fiss.check_data("/data/mine").problems
-    """
-    from fiss.data.sources import check_data
-    from fiss.reports.display import shown
-
-    with shown(progress) as told:
-        return check_data(str(path), told)
 
 
 @contextmanager

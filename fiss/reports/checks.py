@@ -1,0 +1,56 @@
+"""Looking again at what is there: a data set for its problems, a run for its scores."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast, get_args
+
+from fiss.data import sources
+from fiss.data.index import DataCheck
+from fiss.data.transforms import View
+from fiss.errors import unknown
+from fiss.progress import Progress
+from fiss.reports.display import shown
+from fiss.runs.records import Records, ScoreRecord
+from fiss.runs.run import Run, path_of
+from fiss.runs.scoring import rescore
+
+
+def evaluate(
+    run: Run | str | Path, view: str | Sequence[str] = ("published", "full"), progress: Progress | bool | None = None
+) -> Records[ScoreRecord]:
+    """Score again the models after every task of a run; nothing in its folder changes.
+
+    Args:
+        run: A run or its folder.
+        view: published: centre crops; full: whole images; or both.
+        progress: As for `fiss.run`.
+
+    Returns:
+        One record for each task and view; `.to_pandas()` where pandas is installed.
+
+    Example:
+        >>> fiss.evaluate("runs/demo/fbl", view="full")[-1].miou
+    """
+    views = (view,) if isinstance(view, str) else view
+    for name in views:
+        if name not in get_args(View):
+            raise unknown("view", name, get_args(View))
+    with shown(progress) as told:
+        return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
+
+
+def check_data(path: str | Path, progress: Progress | bool | None = None) -> DataCheck:
+    """Look for whatever is wrong with a data set.
+
+    Args:
+        path: A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`.
+        progress: As for `fiss.run`.
+
+    Returns:
+        What is in both splits, and every problem with its file.
+
+    Example:
+        >>> fiss.check_data("/data/mine").problems
+    """
+    with shown(progress) as told:
+        return sources.check_data(str(path), told)
