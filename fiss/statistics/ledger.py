@@ -41,7 +41,7 @@ class Ledger:
                 f"{name} counted {sums.features} features of the trunk {made_with[:16]}, the others {self.features} of "
                 f"{self.made_with[:16]}, and these do not add up: let it count again with the present trunk."
             )
-        return replace(self, contributions={**self.contributions, name: sums})
+        return replace(self, contributions={**self.contributions, name: sums.kept()})
 
     def added(self, name: str, sums: Sums, made_with: str) -> "Ledger":
         """With these sums besides what is there of that name."""
@@ -65,17 +65,14 @@ class Ledger:
 
     def total(self, channels: int) -> Sums:
         """All of them together."""
-        total = Sums.zero(channels, self.features)
-        for name in sorted(self.contributions):
-            total += self.contributions[name]
-        return total
+        return Sums.total([self.contributions[name] for name in sorted(self.contributions)], channels, self.features)
 
-    def save(self, path: Path, dtype: torch.dtype = torch.float64) -> None:
-        """Write it, the whole file or nothing of it. Float32 halves it and loses 2^-24 of each number."""
+    def save(self, path: Path) -> None:
+        """Write it, the whole file or nothing of it."""
         from safetensors.torch import save_file
 
         kept = {name: self.contributions[name] for name in sorted(self.contributions)}
-        tensors = {f"{kind}/{name}": t for name, sums in kept.items() for kind, t in sums.tensors(dtype).items()}
+        tensors = {f"{kind}/{name}": t for name, sums in kept.items() for kind, t in sums.tensors(None).items()}
         about = {
             "format": FORMAT,
             "made_with": self.made_with,
@@ -106,7 +103,7 @@ class Ledger:
                     tensors = {kind: file.get_tensor(key) for kind, key in keys.items()}
                     if any(_checksum(tensors[kind]) != about["checksums"][key] for kind, key in keys.items()):
                         raise ValueError(f"the numbers of {name} are not those that were written")
-                    contributions[name] = Sums.from_tensors(tensors, cells, images)
+                    contributions[name] = Sums.from_tensors(tensors, cells, images).kept()
             return cls(about["made_with"], about["features"], contributions)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: missing, damaged or no ledger ({error}). Restore it from a copy.") from error

@@ -9,7 +9,7 @@ in float32 leave 1e-7, and splits of the same images would no longer agree.
 B images, C channels, D features, H W the labels' size, h w the feature map's, N cells, T numbers in a triangle.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,8 @@ class Sums:
     sums_CD: Tensor
     """The weighted features of each channel, added up."""
     triangle_T: Tensor
-    """The upper half, row by row, of the Gram matrix: weight times f f^T over all cells, added up."""
+    """The upper half, row by row, of the Gram matrix: weight times f f^T over all cells, added up. In float32 where it
+    is only kept (`kept`)."""
     cells: int = 0
     """How many cells there were, void ones too; negative where more is taken away than added."""
     images: int = 0
@@ -48,10 +49,25 @@ class Sums:
         counts, sums, triangle = (tensors[name].double() for name in ("counts", "sums", "triangle"))
         return cls(counts, sums, triangle, cells, images)
 
-    def tensors(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-        """What is stored and sent, by name. In float32 each number loses at most 2^-24 of itself."""
+    def tensors(self, dtype: torch.dtype | None = torch.float64) -> dict[str, Tensor]:
+        """What is stored and sent, by name; None: each as it is. In float32 a number loses at most 2^-24 of itself."""
         named = {"counts": self.counts_C, "sums": self.sums_CD, "triangle": self.triangle_T}
-        return {name: tensor.to(dtype) for name, tensor in named.items()}
+        return {name: tensor.to(dtype or tensor.dtype) for name, tensor in named.items()}
+
+    @classmethod
+    def total(cls, parts: Sequence["Sums"], channels: int, features: int) -> "Sums":
+        """All of them together, added up in this order, for so many channels or more."""
+        total = cls.zero(max([channels, *(part.channels for part in parts)]), features)
+        for part in parts:
+            total.counts_C[: part.channels] += part.counts_C
+            total.sums_CD[: part.channels] += part.sums_CD
+            total.triangle_T.add_(part.triangle_T)
+        return replace(total, cells=sum(part.cells for part in parts), images=sum(part.images for part in parts))
+
+    def kept(self) -> "Sums":
+        """The same in half the memory, if the triangle came as float32 and nothing was added to it."""
+        short_T = self.triangle_T.float()
+        return replace(self, triangle_T=short_T) if torch.equal(short_T.double(), self.triangle_T) else self
 
     @property
     def channels(self) -> int:
@@ -71,12 +87,12 @@ class Sums:
     def diagonal(self) -> Tensor:
         """Of the Gram matrix, (D,)."""
         rows_D = torch.arange(self.features, 0, -1, device=self.triangle_T.device)
-        return self.triangle_T[rows_D.cumsum(0) - rows_D]  # where the rows of the triangle begin
+        return self.triangle_T[rows_D.cumsum(0) - rows_D].double()  # where the rows of the triangle begin
 
     def gram(self) -> Tensor:
         """The whole Gram matrix, (D, D); a new one each time."""
         upper_DD = torch.zeros(self.features, self.features, dtype=torch.float64, device=self.triangle_T.device)
-        upper_DD.masked_scatter_(_upper(upper_DD), self.triangle_T)
+        upper_DD.masked_scatter_(_upper(upper_DD), self.triangle_T.double())
         return torch.triu(upper_DD, 1).T.add_(upper_DD)
 
     def within(self) -> Tensor:
@@ -104,7 +120,7 @@ class Sums:
         return Sums(
             a.counts_C.add(b.counts_C, alpha=sign),
             a.sums_CD.add(b.sums_CD, alpha=sign),
-            a.triangle_T.add(b.triangle_T, alpha=sign),
+            a.triangle_T.double().add(b.triangle_T, alpha=sign),
             a.cells + sign * b.cells,
             a.images + sign * b.images,
         )

@@ -323,10 +323,29 @@ def test_a_ledger_is_read_as_it_was_written(tmp_path):
     assert (read.made_with, read.features, set(read.contributions)) == ("trunk", D, {*sites(), "late/site"})
     assert all(read.contributions[name].close(sums, 0) for name, sums in ledger.contributions.items())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
-    ledger.save(tmp_path / "a", torch.float32)
-    assert Ledger.load(tmp_path / "a").total(C + 3).close(ledger.total(C + 3), 2.0**-23)
+
+
+def test_what_came_as_float32_is_kept_and_written_as_that(tmp_path):
+    """Nothing is lost: what is added to it is added in float64, and the total is that of float64 to the bit."""
+    found = {name: count(*data) for name, data in sites().items()}
+    sent = {name: Sums.from_tensors(s.tensors(torch.float32), s.cells, s.images) for name, s in found.items()}
+    ledger = Ledger("trunk", D)
+    for name, sums in sent.items():
+        ledger = ledger.added(name, sums, "trunk")
+    assert {s.triangle_T.dtype for s in ledger.contributions.values()} == {torch.float32}
+    plain = Sums.zero(C, D)
+    for name in sorted(sent):
+        plain += sent[name]
+    assert ledger.total(C).close(plain, 0)
+    assert lda(ledger.contributions["site-1"])[0].equal(lda(sent["site-1"])[0])
+    ledger.save(tmp_path / "a")
+    assert Ledger.load(tmp_path / "a").total(C).close(plain, 0)
+    ledger_of(sites()).save(tmp_path / "b")
     sizes = [(tmp_path / name).stat().st_size for name in "ab"]
-    assert sizes[1] - sizes[0] == pytest.approx(4 * size_in_bytes(C, D) + size_in_bytes(C + 3, D), abs=100)
+    assert sizes[1] - sizes[0] == pytest.approx(4 * 4 * D * (D + 1) // 2, abs=100)
+    twice = ledger.added("site-0", sent["site-1"], "trunk").contributions["site-0"]
+    assert twice.triangle_T.dtype == torch.float64
+    assert twice.close(sent["site-0"] + sent["site-1"], 0)
 
 
 def test_damaged_and_foreign_files_are_named(tmp_path):
