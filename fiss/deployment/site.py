@@ -90,17 +90,18 @@ class SiteClient:
         self.trainer = build_trainer(config, network("none"), *self.site_folder.readers, feature_network)
         self.teachers: dict[str, Snapshot] = {}
         self.round = -1
-        """The round of which `site` and `probed_with` are."""
+        """The round of which `site` is."""
         self.site: Site | None = None
         self.kept = range(0)
-        self.probed_with: Weights | None = None
+        self.model: Weights | None = None
+        """The one that it was given last: what is the same in the next one is not sent again."""
 
     def __call__(self, message: Message) -> Message:
         """Its answer."""
         text = json.loads(message.text)
         is_probe = text["kind"] == "probe"
         if is_probe or self.site is None or self.round != text["round"]:
-            self.round, self.site, self.probed_with = text["round"], self._rescan(), None
+            self.round, self.site = text["round"], self._rescan()
         return self._probe(message, self.site, text.get("heard")) if is_probe else self._train(message, self.site)
 
     def _rescan(self) -> Site:
@@ -112,8 +113,8 @@ class SiteClient:
         return Site(classes, contents.images, contents.labelled, seed, mark=mark, held=contents.held)
 
     def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
-        probe, _ = wire.to_probe(message)
-        self.probed_with = probe.weights
+        probe, _ = wire.to_probe(message, self.model)
+        self.model = probe.weights
         memory = self._memory_in(probe.round, acknowledged)
         probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer)
         replace(memory, probed=probed, now=probed).write(self.path)
@@ -140,7 +141,8 @@ class SiteClient:
         return SiteScore(len(self.kept), {names[c]: (int(both[c]), int(either[c])) for c in channels})
 
     def _train(self, message: Message, site: Site) -> Message:
-        order, _ = wire.to_order(message, self.teachers, self.probed_with)
+        order, _ = wire.to_order(message, self.teachers, self.model)
+        self.model = order.weights
         for name in set(self.teachers) - ({order.teacher.name} if order.teacher else set()):
             del self.teachers[name]
         memory = self._memory_in(order.round, None)

@@ -54,20 +54,24 @@ class Message:
 
 
 def from_probe(
-    probe: Probe, memory: Memory | None = None, transfer: str = "float32", acknowledged: int | None = None
+    probe: Probe,
+    memory: Memory | None = None,
+    transfer: str = "float32",
+    acknowledged: int | None = None,
+    there: Weights | None = None,
 ) -> Message:
     """What a server asks; `memory` only where the site is simulated. `acknowledged`: the last round in which the server
-    took note of what this site saw."""
+    took note of what this site saw. Of the model only what is not the same as in the last one that the site was given
+    (`there`)."""
     text = _text("probe", probe.client, probe.round, probe.label_space, memory)
     text |= {"transfer": transfer, "heard": acknowledged}
-    return Message(json.dumps(text), _arrays(probe.weights, "model", transfer))
+    return Message(json.dumps(text | _same(probe.weights, there)), _others(probe.weights, there, transfer))
 
 
-def to_probe(message: Message) -> tuple[Probe, Memory | None]:
-    """What a site was asked."""
+def to_probe(message: Message, there: Weights | None = None) -> tuple[Probe, Memory | None]:
+    """What a site was asked that was last given the model `there`."""
     text = _read(message, "probe")
-    model = _weights(message.arrays, "model", text["transfer"])
-    probe = Probe(text["client"], text["round"], _space(text), model)
+    probe = Probe(text["client"], text["round"], _space(text), _model(message, text, there))
     return probe, _memory(text)
 
 
@@ -76,19 +80,17 @@ def from_order(
     memory: Memory | None = None,
     with_teacher: bool = True,
     transfer: str = "float32",
-    probed_with: Weights | None = None,
+    there: Weights | None = None,
 ) -> Message:
     """What a server orders; its teacher by name, and its weights only if the site does not have them yet. Of the model
-    only what is not the same as in the one that the site was `probed_with` in this round."""
+    only what is not the same as in the last one that the site was given (`there`): a trunk that is frozen goes to each
+    site once."""
     text = _text("order", order.client, order.round, order.label_space, memory)
     text["announced"] = asdict(order.announced) if order.announced is not None else None
-    same = [
-        name for name, tensor in order.weights.items() if probed_with is not None and probed_with.get(name) is tensor
-    ]
-    text |= {"teacher": None, "transfer": transfer, "same": same}
+    text |= {"teacher": None, "transfer": transfer, **_same(order.weights, there)}
     if order.heard is not None:
         text["heard"] = order.heard
-    arrays = _arrays({k: t for k, t in order.weights.items() if k not in set(same)}, "model", transfer)
+    arrays = _others(order.weights, there, transfer)
     if order.teacher is not None:
         text["teacher"] = {"name": order.teacher.name, "label_space": order.teacher.label_space.groups}
         if with_teacher:
@@ -97,10 +99,10 @@ def from_order(
 
 
 def to_order(
-    message: Message, teachers: dict[str, Snapshot], probed_with: Weights | None = None
+    message: Message, teachers: dict[str, Snapshot], there: Weights | None = None
 ) -> tuple[Order, Memory | None]:
-    """What a site was ordered; `teachers` are those it has, and a new one is added to them. `probed_with`: the
-    model that it was probed with in this round."""
+    """What a site was ordered; `teachers` are those it has, and a new one is added to them. `there`: the last model
+    that it was given."""
     text = _read(message, "order")
     teacher = None
     if text["teacher"] is not None:
@@ -111,13 +113,26 @@ def to_order(
             raise UserError(f"The teacher {name} was not sent.")
         teacher = teachers[name]
     announced = Announcement(**text["announced"]) if text["announced"] is not None else None
-    model = _weights(message.arrays, "model", text["transfer"])
-    if text["same"]:
-        if probed_with is None:
-            raise UserError("The order builds on a probe that this site did not see.")
-        model = {name: probed_with[name] for name in text["same"]} | model
+    model = _model(message, text, there)
     order = Order(text["client"], text["round"], _space(text), model, teacher, announced, text.get("heard"))
     return order, _memory(text)
+
+
+def _same(weights: Weights, there: Weights | None) -> dict[str, list[str]]:
+    """What need not be sent: the very tensors that are there."""
+    return {"same": [name for name, tensor in weights.items() if there is not None and there.get(name) is tensor]}
+
+
+def _others(weights: Weights, there: Weights | None, transfer: str) -> Arrays:
+    same = set(_same(weights, there)["same"])
+    return _arrays({name: tensor for name, tensor in weights.items() if name not in same}, "model", transfer)
+
+
+def _model(message: Message, text: Mapping[str, Any], there: Weights | None) -> Weights:
+    if odd := set(text.get("same", ())) - set(there or ()):
+        raise UserError(f"The message builds on a model that this site was not given ({len(odd)} tensors).")
+    kept = {name: there[name] for name in text.get("same", ())} if there else {}
+    return kept | _weights(message.arrays, "model", text["transfer"])
 
 
 def from_probe_result(probe_result: ProbeResult, memory: Memory | None = None) -> Message:

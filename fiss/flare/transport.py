@@ -191,35 +191,37 @@ class FlareEngine:
         self.late: dict[int, str] = {}
         self.acknowledged: dict[int, int] = {}
         self._teachers: dict[int, str] = {}  # the teacher that each site has
-        self._probed_with: dict[int, Weights] = {}  # the model that each site has in this round
+        self._there: dict[int, Weights] = {}  # the model that each site was given last
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Whoever answers."""
-        messages = {
-            probe.client: wire.from_probe(probe, None, self.spec.transfer, self.acknowledged.get(probe.client, -1))
-            for probe in probes
-        }
-        self._probed_with.clear()
+        messages, model = {}, probes[0].weights if probes else {}  # everyone is probed with the same model
+        for probe in probes:
+            known, there = self.acknowledged.get(probe.client, -1), self._there.pop(probe.client, None)
+            messages[probe.client] = wire.from_probe(probe, None, self.spec.transfer, known, there)
         for probe_result in self._exchange(messages, wire.to_probe_result):
-            self._probed_with[probe_result.client] = probes[0].weights  # everyone is probed with the same model
+            self._there[probe_result.client] = model
             yield probe_result
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Whoever answers, of those who answered the probe; a teacher goes to each site once."""
+        """Whoever answers, of those who answered the probe; a teacher goes to each site once, and so does what never
+        changes of the model."""
         messages, teachers = {}, {}
+        model = orders[0].weights if orders else {}  # everyone is sent the same model
         for order in orders:
             client, teacher = order.client, order.teacher.name if order.teacher else ""
             if client in self.missing or client in self.late:
                 continue
             send_teacher = bool(teacher) and self._teachers.get(client) != teacher
-            model_there = self._probed_with.get(client)
-            messages[client] = wire.from_order(order, None, send_teacher, self.spec.transfer, model_there)
+            there = self._there.pop(client, None)  # it may not get this message
+            messages[client] = wire.from_order(order, None, send_teacher, self.spec.transfer, there)
             teachers[client] = teacher
-            self._teachers.pop(client, None)  # it may not get this message
-        self._probed_with.clear()
-        model = orders[0].weights if orders else None  # everyone is sent the same model
+            self._teachers.pop(client, None)
+        shared = {id(tensor) for tensor in model.values()}
+        self._there = {n: w for n, w in self._there.items() if any(id(t) in shared for t in w.values())}
         for reply in self._exchange(messages, partial(wire.to_reply, sent=model, transfer=self.spec.transfer)):
             self._teachers[reply.client] = teachers[reply.client]
+            self._there[reply.client] = model
             yield reply
 
     def _exchange(
@@ -245,23 +247,27 @@ class SimulatorEngine:
     def __init__(self, transport: Transport, memories: dict[int, Memory], transfer: str) -> None:
         self.transport, self.memories, self.transfer = transport, memories, transfer
         self._teachers: dict[str, set[str]] = {site: set() for site in transport.sites}  # those that each site has
+        self._there: dict[str, Weights] = {}  # the model that each site was given last
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Clients in turn to the sites."""
-        messages = [
-            (self._site(i), wire.from_probe(probe, self._memory(probe.client), self.transfer))
-            for i, probe in enumerate(probes)
-        ]
+        messages = []
+        for i, probe in enumerate(probes):
+            site, memory = self._site(i), self._memory(probe.client)
+            messages.append((site, wire.from_probe(probe, memory, self.transfer, there=self._there.get(site))))
+            self._there[site] = probe.weights
         yield from self._exchange(messages, wire.to_probe_result)
 
     def ask(self, orders: Sequence[Order]) -> Iterator[Reply]:
-        """Clients in turn to the sites; a teacher goes to each site once."""
+        """Clients in turn to the sites; what a site has of a teacher or of the model is not sent again."""
         messages = []
         for i, order in enumerate(orders):
             site, teacher = self._site(i), order.teacher.name if order.teacher else ""
             send_teacher = bool(teacher) and teacher not in self._teachers[site]
-            messages.append((site, wire.from_order(order, self._memory(order.client), send_teacher, self.transfer)))
+            memory, there = self._memory(order.client), self._there.get(site)
+            messages.append((site, wire.from_order(order, memory, send_teacher, self.transfer, there)))
             self._teachers[site] |= {teacher} - {""}
+            self._there[site] = order.weights
         yield from self._exchange(messages, wire.to_reply)
 
     def _exchange(

@@ -26,6 +26,7 @@ from fiss.federation.loop import Engine
 from fiss.federation.messages import Memory, Snapshot
 from fiss.federation.wire import Message
 from fiss.flare.job import SIMULATION, allow_classes, require_flare, write_job
+from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
@@ -114,14 +115,18 @@ def client_worker(folder: Path, config: str, differences: bool) -> Callable[[Mes
     memories: dict[int, Memory] = {}  # of the client at hand: they come and go with the messages
     clients = experiment.in_process(scenario, student, memories, 0, Progress())
     teachers: dict[str, Snapshot] = {}
+    model: Weights | None = None  # the one that came last
 
     def answer(message: Message) -> Message:
+        nonlocal model
         if json.loads(message.text)["kind"] == "probe":
-            probe, memory = wire.to_probe(message)
+            probe, memory = wire.to_probe(message, model)
+            model = probe.weights
             memories[probe.client] = memory or Memory()
             (probe_result,) = clients.probe([probe])
             return wire.from_probe_result(probe_result, memories.pop(probe.client))
-        order, memory = wire.to_order(message, teachers)
+        order, memory = wire.to_order(message, teachers, model)
+        model = order.weights
         memories[order.client] = memory or Memory()
         (reply,) = clients.ask([order])
         return wire.from_reply(reply, memories.pop(order.client), scenario.config.federation.transfer)

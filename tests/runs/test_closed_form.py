@@ -8,7 +8,7 @@ import federated
 import numpy as np
 import pytest
 import torch
-from federated import Local, drop, final, site_client
+from federated import Carried, drop, final, site_client
 from killing import KillAtStep, killed, result
 from PIL import Image
 from worlds import TINY_TRANSFORMER
@@ -176,13 +176,16 @@ def test_where_nothing_is_announced(untold, tmp_path):
 
 
 def test_in_a_real_federation(tmp_path):
-    """Through the wire: sites report what is new, a changed mask replaces, and a server that goes on is the same."""
+    """Through the wire: sites report what is new, a changed mask replaces, and a server that goes on is the same. The
+    frozen trunk goes to each site once."""
+    flare = pytest.importorskip("fiss.flare.transport")
     settings = replace(federated.config(), method=Analytic(trunk_rounds=1))
-    names = dict(enumerate("ab"))
+    names, carried = dict(enumerate("ab")), []
 
     def play(folder, until, clients):
         run = server.open_run(settings, folder)
-        server.run_rounds(run, Local(clients), names, until, Progress())
+        carried.append(Carried({names[n]: client for n, client in clients.items()}))
+        server.run_rounds(run, flare.FlareEngine(carried[-1], names, settings.federation), names, until, Progress())
         return run
 
     for n, name in names.items():
@@ -202,3 +205,12 @@ def test_in_a_real_federation(tmp_path):
     assert sorted(ledger.contributions) == ["00000/00000", "00000/00002", "00001/00000"]
     assert ledger.contributions["00001/00000"].images == 6
     assert final(run).weights["head.weight"].shape[0] == 6
+    whole, sent = len(final(run).weights), [[len(message.arrays) for message in one.sent] for one in carried]
+    grown, nothing, trunk, solved = [2, 2], [0, 0], [whole - 2] * 2, [2, 2]
+    probed = [whole - 4] * 2 + grown  # a second time with the classes that the first one found
+    assert sent[0] == probed + nothing + trunk + solved + nothing
+    assert sent[1] == trunk + grown  # another job, whose engine knows of nothing
+    assert sorted(carried[0].sent[8].arrays) == ["model/head.bias", "model/head.weight"]
+    carried[0].site_clients["a"].model = None
+    with pytest.raises(UserError, match=r"was not given \(\d+ tensors\)"):
+        carried[0].site_clients["a"](carried[0].sent[-1])

@@ -88,11 +88,11 @@ def test_a_teacher_is_sent_once():
 def test_an_order_sends_only_what_the_probe_did_not(transfer):
     grown = {**WEIGHTS, "new": torch.ones(3), "count": torch.tensor(8)}
     probe, _ = wire.to_probe(wire.from_probe(Probe(1, 2, SPACE, WEIGHTS), transfer=transfer))
-    message = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, probed_with=WEIGHTS)
+    message = wire.from_order(Order(1, 2, SPACE, grown, None), transfer=transfer, there=WEIGHTS)
     assert {name.split("/")[-1] for name in message.arrays} == {"new", "count"}
     order, _ = wire.to_order(message, {}, probe.weights)
     assert same(order.weights, wire.rounded(grown, transfer))
-    with pytest.raises(UserError, match="did not see"):
+    with pytest.raises(UserError, match="was not given"):
         wire.to_order(message, {})
 
 

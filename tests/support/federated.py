@@ -75,6 +75,18 @@ class Local:
             yield wire.to_reply(self.site_clients[order.client](wire.from_order(order)))[0]
 
 
+class Carried:
+    """The transport to sites in this process, and what went to them."""
+
+    def __init__(self, site_clients):
+        self.site_clients, self.sent = site_clients, []
+
+    def exchange(self, messages, read, quorum, patience):
+        for site, message in messages:
+            self.sent.append(message)
+            yield site, read(site, self.site_clients[site](message))
+
+
 def final(run):
     name = json.loads((run.path / "state.json").read_bytes())["weights"]
     return run.read_weights(name)
