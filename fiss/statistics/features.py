@@ -1,7 +1,7 @@
 """From the maps of a frozen trunk to the one feature map that is counted and classified.
 
 Maps are brought to one grid and put side by side; then, if wanted, a fixed layer of random features, and a fixed
-projection. Neither is ever trained: both are drawn from the seed, or given (principal components of the first sums).
+projection. Neither is ever trained: both are drawn from the seed.
 
 B images, D features of all maps, K random ones, P projected ones, h w the grid.
 """
@@ -61,7 +61,6 @@ class FixedLayers:
     """What the maps go through; None where nothing is to be done."""
 
     random_DK: Tensor | None = None
-    offset_K: Tensor | None = None
     projection_KP: Tensor | None = None
     """Of the D features themselves where there is no random layer."""
 
@@ -70,18 +69,12 @@ class FixedLayers:
         return FixedLayers(*(t if t is None else t.to(device) for t in vars(self).values()))
 
 
-def draw_layers(
-    spec: FeatureSpec, features: int, seed: int, mean_D: Tensor | None = None, scale_D: Tensor | None = None
-) -> FixedLayers:
-    """The layers of that seed, for so many features of all maps. With the `moments` of first sums the random layer sees
-    them standardised, so that no map outweighs the others."""
+def draw_layers(spec: FeatureSpec, features: int, seed: int) -> FixedLayers:
+    """The layers of that seed, for so many features of all maps, which they see as they are: standardised ones won a
+    point on one trunk, lost one on another (docs/log.md), and would have to be agreed on before the first sums."""
     random_DK = _uniform(features, spec.random, seed, "random") if spec.random else None
-    offset_K = None
-    if random_DK is not None and mean_D is not None and scale_D is not None:
-        random_DK = (random_DK.double() * scale_D[:, None]).float()
-        offset_K = -(mean_D @ random_DK.double()).float()
     projection_KP = _uniform(spec.random or features, spec.projection, seed, "projection") if spec.projection else None
-    return FixedLayers(random_DK, offset_K, projection_KP)
+    return FixedLayers(random_DK, projection_KP)
 
 
 def _uniform(rows: int, columns: int, seed: int, name: str) -> Tensor:
@@ -110,8 +103,7 @@ def feature_map(maps: Mapping[str, Tensor], spec: FeatureSpec, layers: FixedLaye
         on_grid = [_resize(maps[name].float(), size) for name in spec.chosen(maps)]
         features_BhwD = torch.cat(on_grid, 1).permute(0, 2, 3, 1)
         if layers.random_DK is not None:
-            features_BhwD = features_BhwD @ layers.random_DK
-            features_BhwD = F.relu(features_BhwD if layers.offset_K is None else features_BhwD + layers.offset_K)
+            features_BhwD = F.relu(features_BhwD @ layers.random_DK)
         if layers.projection_KP is not None:
             features_BhwD = features_BhwD @ layers.projection_KP
     return features_BhwD.permute(0, 3, 1, 2)

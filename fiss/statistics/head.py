@@ -32,7 +32,7 @@ class SolvedHead(Head):
     @property
     def layers(self) -> FixedLayers:
         """Where the network is."""
-        return FixedLayers(self.random_DK, self.offset_K, self.projection_KP)  # type: ignore[arg-type]
+        return FixedLayers(self.random_DK, self.projection_KP)  # type: ignore[arg-type]
 
     def map(self, decoded: Tensor, encoded: Tensor, stages: tuple[Tensor, ...], size: Sequence[int]) -> Tensor:
         """The features of images of that size, (B, D, h, w); without a stride on the decoder's own grid."""

@@ -22,11 +22,14 @@ from fiss.methods import find
 from fiss.methods.analytic import Analytic
 from fiss.predict.predictor import Predictor
 from fiss.progress import Progress
+from fiss.rng import address
 from fiss.runs.folder import RunFolder
 from fiss.runs.run import Run
 from fiss.runs.scoring import rescore
 from fiss.simulation import experiment, in_process
 from fiss.simulation.sweep import plan
+from fiss.statistics.features import FeatureSpec, FixedLayers, draw_layers, feature_map, named_maps
+from fiss.statistics.head import head_of
 from fiss.training.trainer import build_network
 
 
@@ -163,13 +166,21 @@ def test_a_client_that_sends_nonsense_is_left_out_and_named(told, tmp_path, monk
 
 
 def test_where_nothing_is_announced(untold, tmp_path):
-    config = replace(untold, method=Analytic(trunk_rounds=2), evaluation=replace(untold.evaluation, views=("full",)))
+    method = Analytic(trunk_rounds=2, random=40, projection=24)
+    config = replace(untold, method=method, evaluation=replace(untold.evaluation, views=("full",)))
     experiment.start(config, tmp_path / "whole", Progress())
     folder = RunFolder(tmp_path / "whole")
     rounds = folder.rounds()
     assert all(not reply.losses for record in rounds[2:] for reply in record.replies)
     assert sum(reply.report.get("counted", 0) for record in rounds for reply in record.replies) > 0
-    assert len(final(Run(tmp_path / "whole").folder).weights["head.weight"]) == rounds[-1].classes + 1
+    assert final(Run(tmp_path / "whole").folder).weights["head.weight"].shape == (rounds[-1].classes + 1, 24)
+    model, image = Run(tmp_path / "whole").model(), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        found = head_of(model).map(*model.trunk(image), image.shape[2:])
+        plain = feature_map(named_maps(*model.trunk(image)), FeatureSpec(("decoder", "stages")), FixedLayers(), (8, 8))
+    layers = draw_layers(method.collection.features, plain.shape[1], address(config.seed, "wire"))
+    hidden = (plain.permute(0, 2, 3, 1) @ layers.random_DK).relu() @ layers.projection_KP
+    torch.testing.assert_close(found.permute(0, 2, 3, 1), hidden)
     assert killed(lambda: experiment.start(config, tmp_path / "r", KillAtStep(12)))
     experiment.resume(tmp_path / "r", Progress())
     assert whole(tmp_path / "r") == whole(tmp_path / "whole")

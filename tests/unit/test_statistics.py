@@ -463,17 +463,6 @@ def test_the_fixed_layers():
     assert FeatureSpec(projection=4).dimensions(MAPS) == 4
 
 
-def test_a_random_layer_sees_standardised_features():
-    spec, maps = FeatureSpec(("stage1", "decoder"), random=7), maps_of()
-    plain = feature_map(maps, FeatureSpec(spec.maps), FixedLayers(), (4, 6))
-    mean_D, scale_D = moments(count(plain, torch.ones(2, 1, 4, 6)))
-    found = feature_map(maps, spec, draw_layers(spec, 5, 1, mean_D, scale_D), (4, 6))
-    flat = plain.transpose(0, 1).flatten(1).double()
-    standard = (flat - flat.mean(1, keepdim=True)) / flat.std(1, correction=0, keepdim=True)
-    expected = (standard.T @ draw_layers(spec, 5, 1).random_DK.double()).clamp(min=0)
-    assert torch.allclose(found.permute(0, 2, 3, 1).flatten(0, 2).double(), expected, atol=1e-5)
-
-
 def test_the_maps_of_a_trunk():
     stages = torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 2, 2)
     output = Output(torch.zeros(1), torch.zeros(1), torch.zeros(1, 4, 2, 2), torch.zeros(1, 3, 2, 2), stages)
