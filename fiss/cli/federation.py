@@ -70,6 +70,7 @@ def site_(
     """At a site: write its site.toml, and show what the federation would see of its folder. Options that are not given
     stay as site.toml has them."""
     from fiss.deployment.provisioning import refuse_old_kits
+    from fiss.deployment.service import write_unit
     from fiss.deployment.site_config import write_site
     from fiss.deployment.site_folder import describe
     from fiss.reports.display import shown
@@ -77,6 +78,7 @@ def site_(
     refuse_old_kits(kit)
     with shown(True) as display:
         spec = write_site(kit, data, device, batch, workers)
+        write_unit(kit)
         for line in describe(spec, display):
             display.notice(line)
 
@@ -104,13 +106,26 @@ def run_(
 
 
 @app.command()
-def status(folder: Folder) -> None:
-    """Where it stands: round, classes, sites, the last transitions, losses, who was missing or refused."""
+def status(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|KIT", help="The federation's folder at the server; its kit at a site.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Where it stands, at the server or at a site: what it does now, rounds, classes, sites, warnings, its log."""
+    from json import dumps
+
     from fiss.cli.reports import show
-    from fiss.cli.tables import federation_table
+    from fiss.cli.tables import federation_table, site_table
+    from fiss.deployment.status import server_values, site_values
     from fiss.deployment.supervisor import survey
 
-    show(federation_table(survey(folder)))
+    if (folder / "project.yml").is_file():
+        found = survey(folder)
+        print(dumps(server_values(found))) if json else show(federation_table(found, server_values(found)))
+    else:
+        values = site_values(folder)
+        print(dumps(values)) if json else show(site_table(values))
 
 
 @app.command()
