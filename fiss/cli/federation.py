@@ -88,16 +88,18 @@ def run_(
     folder: Folder,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in all, those of earlier commands counted.")],
     sites: Annotated[int, typer.Option(min=1, help="Sites that must be there to begin.")] = 1,
+    track: Annotated[str, typer.Option(help="Losses and scores also to tensorboard, mlflow or wandb.")] = "",
 ) -> None:
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from fiss.deployment.supervisor import supervise
     from fiss.reports.display import shown
+    from fiss.reports.tracking import tracked
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with shown(True) as display:
+    with shown(True) as display, tracked(display, track, folder / "run") as told:
         try:
-            run = supervise(folder, rounds, sites, display)
+            run = supervise(folder, rounds, sites, told)
         except KeyboardInterrupt:
             again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
             print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)

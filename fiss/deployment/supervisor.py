@@ -139,7 +139,8 @@ class _JobSeries:
     def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
         self.shown = finished_rounds(run)
-        """Rounds that are shown already."""
+        self.scored = len(run.scores(finished=True))
+        """Rounds and scores that are shown already."""
         self.seen = Seen()
         self.waits: dict[str, float] = {}
         """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
@@ -195,8 +196,14 @@ class _JobSeries:
         records = self.run.rounds(finished=True)
         for record in records[self.shown :]:
             self.progress.notice(describe_round(record))
+            self.progress.played(record)
             for reply in record.replies:
                 self.waits.pop(str(reply.client), None)
+        if len(records) > self.shown:
+            scores = self.run.scores(finished=True)
+            for score in scores[self.scored :]:
+                self.progress.scored(score)
+            self.scored = len(scores)
         self.shown = max(self.shown, len(records))
 
 
