@@ -15,6 +15,7 @@ from fiss.cli import federation
 from fiss.cli.extension import extend, forget, verify
 from fiss.cli.models import export, predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
+from fiss.cli.web import web
 from fiss.errors import UserError
 
 app = typer.Typer(
@@ -172,7 +173,7 @@ def demo(
     report(runs, out / "report.html")
 
 
-for command in (predict, extend, forget, verify, export, picture, compare, monitors, report, table):
+for command in (predict, extend, forget, verify, export, picture, compare, monitors, report, table, web):
     app.command()(command)
 
 
