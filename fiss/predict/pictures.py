@@ -79,7 +79,7 @@ def write(
             records[-1]["unsure"] = float(where.mean())
         for folder, drawn in drawings.items():
             with writing(file := out / folder / f"{path.stem}.png"):
-                drawn.save(file)
+                drawn.save(file, compress_level=1)  # the usual 6 takes as long as a small network
         if probabilities:
             with writing(file := out / "probabilities" / f"{path.stem}.npy"):
                 np.save(file, seen.probabilities.astype(np.float16))

@@ -47,6 +47,19 @@ def test_many_channels_are_enlarged_in_parts(run, monkeypatch):
     assert np.array_equal(predictor(image).mask, whole)
 
 
+def test_only_channels_that_can_win_are_enlarged():
+    """The mask is that of all channels, and most of many are left out."""
+    draw = torch.Generator().manual_seed(0)
+    coarse = torch.nn.functional.interpolate(torch.randn(1, 60, 4, 5, generator=draw), (24, 30), mode="bicubic")[0]
+    for logits in (coarse, coarse + torch.arange(60)[:, None, None] / 30, torch.randn(7, 9, 9, generator=draw)):
+        for size in ((100, 131), (24, 30), (1, 70), (11, 13)):
+            channels = predictor_module._may_win(logits)
+            found = torch.nn.functional.interpolate(logits[None], size, mode="bilinear")[0].argmax(0)
+            assert set(found.unique().tolist()) <= set(channels.tolist())
+    assert len(predictor_module._may_win(coarse + 3 * torch.eye(60)[0][:, None, None])) < 30
+    assert predictor_module._may_win(torch.zeros(3, 1, 1)).tolist() == [0, 1, 2]
+
+
 def test_many_are_as_one_at_a_time_and_in_their_order(run):
     predictor = Predictor(run, "cpu")
     images = [picture(height, width, seed) for seed, (height, width) in enumerate([(32, 48), (50, 40), (32, 48)] * 2)]
