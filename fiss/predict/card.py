@@ -10,16 +10,16 @@ from fiss.runs.folder import RunFolder
 from fiss.runs.pretrained import is_pretrained
 from fiss.runs.records import ScoreRecord
 
+READ = """import numpy as np
+from PIL import Image, ImageOps
+
+photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
+"""
+RESIZE = "photo = photo.resize([round(side * {size} / min(photo.size)) for side in photo.size], Image.BILINEAR)\n"
 USE = {
-    ".onnx": """import numpy as np, onnxruntime
-from PIL import Image
-
-image = np.asarray(Image.open("photo.jpg").convert("RGB")).transpose(2, 0, 1)[None]
+    "onnx": """image = np.asarray(photo).transpose(2, 0, 1)[None]
 mask, logits = onnxruntime.InferenceSession("{file}").run(None, {{"image": image}})""",
-    ".pt2": """import numpy as np, torch
-from PIL import Image
-
-image = torch.tensor(np.asarray(Image.open("photo.jpg").convert("RGB"))).permute(2, 0, 1)[None]
+    "pt2": """image = torch.tensor(np.asarray(photo)).permute(2, 0, 1)[None]
 mask, logits = torch.export.load("{file}").module()(image)""",
 }
 
@@ -47,6 +47,9 @@ def model_card(predictor: Predictor, about: Mapping[str, Any], file: str, agreed
     shorter = (
         f"Make its shorter side {predictor.size} px first, as when the model was scored. " if predictor.size else ""
     )
+    kind = str(about["format"])
+    resize = RESIZE.format(size=predictor.size) if predictor.size and not about["fixed"] else ""
+    code = READ + resize + USE[kind].format(file=file)
     scores = [] if foreign else _scores(folder, predictor.file)
     return "\n".join(
         [
@@ -58,7 +61,7 @@ def model_card(predictor: Predictor, about: Mapping[str, Any], file: str, agreed
             "- `mask`: the class of every pixel, bytes (batch, height, width).",
             "- `logits`: (batch, class, height, width), of which the mask is the largest.",
             f"\nIt agrees with the model it was made of in {100 * agreed:.2f} % of the pixels of a few drawn images.\n",
-            f"```python\n{USE[Path(file).suffix if Path(file).suffix in USE else '.onnx'].format(file=file)}\n```",
+            f"```python\nimport {'torch' if kind == 'pt2' else 'onnxruntime'}\n{code}\n```",
             "\n## Classes\n",
             *_classes(predictor.names, scores),
             "\n## Limits\n",

@@ -94,7 +94,7 @@ def export(
     fixed = size or (predictor.size or USUAL,) * 2
     for sizes in ([None] if size is None else []) + [fixed]:
         try:
-            data, runs = _written(standalone, sizes, kind, about := _about(predictor, sizes), progress)
+            data, runs = _written(standalone, sizes, kind, about := _about(predictor, sizes, kind), progress)
             agreed = _agreement(standalone, runs, sizes, progress)
         except Exception as error:  # exporters raise whatever their layers raise
             agreed, why = 0.0, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
@@ -109,11 +109,13 @@ def export(
     raise UserError(f"{path}: this network cannot be written as {kind} ({why}).")
 
 
-def _about(predictor: Predictor, size: tuple[int, int] | None) -> dict[str, Any]:
+def _about(predictor: Predictor, size: tuple[int, int] | None, kind: str) -> dict[str, Any]:
     """What stands in the file besides the network."""
     any_size = "any height and width" if size is None else f"height {size[0]} and width {size[1]}"
     return {
         "takes": f"RGB bytes (batch, 3, height, width), {any_size}",
+        "format": kind,
+        "fixed": size,
         "size": predictor.size,
         "names": predictor.names,
         "palette": colours_of(len(predictor.names)).tolist(),

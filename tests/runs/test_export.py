@@ -12,7 +12,7 @@ import pytest
 import torch
 from pretrained import saved
 from typer.testing import CliRunner
-from worlds import picture
+from worlds import picture, save
 
 import fiss
 from fiss.cli.main import app
@@ -47,6 +47,7 @@ def test_it_says_what_our_predictions_say(tiny, finished, tmp_path, method):
     """Trained and in closed form, on twenty images of ten sizes, and nothing is written over."""
     run = finished(replace(tiny, method=find(method), evaluation=replace(tiny.evaluation, views=("published",))))
     out, progress = tmp_path / "model.onnx", Listening()
+    photo = save(tmp_path / "photo.jpg", picture(60, 40))
     done = fiss.export(run, out, progress=progress)
     assert progress.said == ["writing onnx for images of any size"]
     assert "any height and width" in done.takes
@@ -72,6 +73,10 @@ def test_it_says_what_our_predictions_say(tiny, finished, tmp_path, method):
     assert f"| method | {method} |" in card
     assert "| licence of the weights | not known |" in card
     assert "Make its shorter side 32 px first" in card
+    code = card.split("```python")[1].split("```")[0].replace("photo.jpg", str(photo)).replace("model.onnx", str(out))
+    found = {}
+    exec(code, found)  # what the card says works, on a photo of another size
+    assert found["mask"].shape == (1, 48, 32)
     with pytest.raises(UserError, match=r"model.onnx is there already"):
         fiss.export(run, out)
     out.unlink()

@@ -23,7 +23,6 @@ LEVELS = [
     {"predict", "extension"},
     {"reports"},
     {"fiss"},
-    {"web"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,1 +1,0 @@
-"""A page in the browser: runs and federations, live, and images segmented by their models"""
