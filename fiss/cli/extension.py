@@ -14,7 +14,7 @@ Out = Annotated[Path | None, typer.Option(help="The new folder; must not be ther
 
 def extend(
     model: Annotated[
-        Path, typer.Argument(help="A run folder, an extended model's, or a model file with the run's config.toml.")
+        Path, typer.Argument(help="A run folder, an extended model's, a model file, or a save_pretrained folder.")
     ],
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER...", help="Folders with images/, masks/ and classes.txt.")
@@ -23,6 +23,7 @@ def extend(
     name: Annotated[
         list[str] | None, typer.Option(help="Under which name a folder contributes; once for each folder.")
     ] = None,
+    classes: Annotated[Path | None, typer.Option(help="Class names, where the model's have none.")] = None,
     device: Device = "auto",
 ) -> None:
     """Add classes to a model you have, in one pass over images with their masks; old classes stay."""
@@ -30,7 +31,7 @@ def extend(
 
     from fiss.cli.tables import extension_table
 
-    done = fiss.extend(model, list(folders), out=out, names=name or (), device=device, progress=True)
+    done = fiss.extend(model, list(folders), out=out, names=name or (), classes=classes, device=device, progress=True)
     path = done.run.path
     if done.after is not None:
         show(extension_table(done))

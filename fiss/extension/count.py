@@ -109,9 +109,10 @@ def _sums(
     table = torch.from_numpy(one.table(space)).to(device)
     reader = Reader(ScoredImages(split, model.config.augment.crop), 0, False)
     labelled = [space.channel(name) for name in one.labelled]
-    batches: Sequence[list[int]] = [chosen[a : a + BATCH] for a in range(0, len(chosen), BATCH)]
+    size = BATCH if model.view == "published" else 1  # else they are of many sizes
+    batches: Sequence[list[int]] = [chosen[a : a + size] for a in range(0, len(chosen), size)]
     progress.start(f"counting {one.name}", len(chosen))
-    for pictures, masks in reader.read([(i, "published") for i in batch] for batch in batches):
+    for pictures, masks in reader.read([(i, model.view) for i in batch] for batch in batches):
         images_BCHW, labels = pad(pictures.to(device), table[masks.to(device).int()], model.network.divisor)
         with autocast(training, device):
             features = model.features(normalise(images_BCHW))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fiss.data.transforms import View, normalise
+from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.extension.count import count, look_at
 from fiss.extension.model import Extendable, open_extendable
@@ -17,8 +17,6 @@ from fiss.runs.extension import LEDGER
 from fiss.runs.records import ScoreRecord
 from fiss.runs.run import Run, Where, free_path, path_of
 from fiss.runs.scoring import Validation
-
-VIEW: View = "published"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,13 @@ class Extended:
 
 
 def extend(
-    where: Where, folders: Sequence[Path], out: Path | None, names: Sequence[str], device: str, progress: Progress
+    where: Where,
+    folders: Sequence[Path],
+    out: Path | None,
+    names: Sequence[str],
+    classes: Path | None,
+    device: str,
+    progress: Progress,
 ) -> Extended:
     """Look at everything, count, solve, score, write."""
     path = path_of(where)
@@ -60,7 +64,7 @@ def extend(
         raise UserError(f"{len(names)} names for {len(folders)} folders: give --name once for each, in their order.")
     out = out or free_path(path.with_name(f"{path.stem}-extended"))
     refuse_existing(out)
-    model = open_extendable(path, device)
+    model = open_extendable(path, device, classes)
     own = names or [folder.resolve().name for folder in folders]
     if twice := sorted({name for name in own if own.count(name) > 1}):
         raise UserError(f"Two folders would contribute as {twice[0]}: --name gives each its own.")
@@ -83,7 +87,7 @@ def extend(
         networks = {0: (model.network, model.space), 1: (model.loaded(after), space)}
         for task, (network, own_space) in networks.items():
             scored = validation.score(
-                network, own_space, VIEW, scores, progress, round_=task, task=task, ends_task=True
+                network, own_space, model.view, scores, progress, round_=task, task=task, ends_task=True
             )
             scores.append(scored)
         kept = _kept(model, networks[1][0], validation, progress)
@@ -102,7 +106,7 @@ def _kept(model: Extendable, after: Segmenter, validation: Validation, progress:
     stayed = torch.zeros_like(was)
     images = range(len(validation.split.stems))
     progress.start("what old classes keep", len(images))
-    for pictures, masks in validation.reader.read([[(i, VIEW)] for i in images]):
+    for pictures, masks in validation.reader.read([[(i, model.view)] for i in images]):
         images_BCHW, labels = pad(pictures.to(device), masks.to(device), after.divisor)
         shown = normalise(images_BCHW)
         old, now = (net(shown).logits_BCHW.argmax(1) for net in (model.network, after))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fiss.config.config import Config
+from fiss.data.transforms import View
 from fiss.errors import UserError
 from fiss.federation.collection import made_with
 from fiss.federation.messages import Snapshot
@@ -23,6 +24,7 @@ from fiss.models.classifier import PREFIX, Weights
 from fiss.models.segmenter import Segmenter
 from fiss.runs.extension import LEDGER, Extension, is_extended
 from fiss.runs.folder import RunFolder
+from fiss.runs.pretrained import is_pretrained
 from fiss.runs.run import Where, load_model, open_model, path_of
 from fiss.statistics.features import FeatureSpec, FixedLayers, digest
 from fiss.statistics.head import BUFFERS, SolvedHead
@@ -54,6 +56,11 @@ class Extendable:
     def space(self) -> LabelSpace:
         """Its classes."""
         return self.snapshot.label_space
+
+    @property
+    def view(self) -> View:
+        """How images are looked at: at the size the model was scored at; where that is not known, as they are."""
+        return "published" if self.config.evaluation.size else "full"
 
     @property
     def rows(self) -> Rows:
@@ -126,10 +133,13 @@ class Extendable:
         return LabelSpace(tuple(groups))
 
 
-def open_extendable(where: Where, device: str) -> Extendable:
-    """A run, an extended model's folder, or a model file with the run's config.toml beside or above it."""
+def open_extendable(where: Where, device: str, classes: Path | None = None) -> Extendable:
+    """A run, an extended model's folder, a model file with the run's config.toml beside or above it, or a folder
+    written by segmentation_models_pytorch's `save_pretrained`, whose classes' names that file has."""
     path = path_of(where)
-    config, snapshot, file = open_model(path)
+    if classes is not None and not is_pretrained(path):
+        raise UserError("--classes is for models whose classes have no names; these have names.")
+    config, snapshot, file = open_model(path, classes)
     if config.federation.private_names:
         raise UserError(f"{path}: the class names of this model are private, so those of a folder cannot be matched.")
     network = load_model(config, snapshot, file, pick_device(device))

@@ -22,16 +22,19 @@ def extend(
     *,
     out: str | Path | None = None,
     names: str | Sequence[str] = (),
+    classes: str | Path | None = None,
     device: str = "auto",
     progress: Progress | bool | None = None,
 ) -> Extended:
     """Add classes to a model that is there, or more images of its classes, without training anything.
 
     Args:
-        model: A run or its folder, an extended model's folder, or a model file with the run's config.toml.
+        model: A run or its folder, an extended model's folder, a model file with the run's config.toml, or a folder
+            written by segmentation_models_pytorch's `save_pretrained`.
         folders: One or more folders with images/, masks/ and classes.txt; classes are matched by name.
         out: The new folder, which must not be there. Default: the model's with -extended, numbered.
         names: Under which name each folder contributes; default: what the folder is called.
+        classes: A file of class names, one per line, where the model's have none.
         device: auto, cpu, cuda, cuda:N.
         progress: As for `fiss.run`.
 
@@ -46,7 +49,9 @@ def extend(
     called = [names] if isinstance(names, str) else names
     with shown(progress) as told:
         paths = [Path(folder).expanduser() for folder in several]
-        found = extending.extend(model, paths, Path(out) if out else None, called, device, told)
+        found = extending.extend(
+            model, paths, Path(out) if out else None, called, Path(classes) if classes else None, device, told
+        )
         if found.after is not None:
             try:
                 pictures.draw_tasks(found.run.path, found.run.path / PICTURE, ("before", "after"), told)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fiss.config.presets import label
 from fiss.data.dataset import Bytes
 from fiss.data.label_maps import evaluation_table, training_table
-from fiss.data.transforms import ScoredImages, TrainingImages, normalise, stack
+from fiss.data.transforms import ScoredImages, TrainingImages, View, normalise, stack
 from fiss.errors import UserError, writing
 from fiss.labels import IGNORE, LabelSpace
 from fiss.methods.base import Step
@@ -75,7 +75,8 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
     models, validation = list(folder.last_models().values()), Validation.of_run(folder, progress)
     images = _chosen(validation, folder, models[-1])
     views, colours = ScoredImages(validation.split, validation.config.evaluation.size), colours_of(256)
-    shown = [[tensor.numpy() for tensor in views[i, "published"]] for i in images]
+    view: View = "published" if validation.config.evaluation.size else "full"
+    shown = [[tensor.numpy() for tensor in views[i, view]] for i in images]
     rows = [[picture.transpose(1, 2, 0), _painted(mask, colours)] for picture, mask in shown]
     for name in models:
         model, space = validation.model(folder, name)

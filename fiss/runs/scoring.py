@@ -201,6 +201,8 @@ def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator
     validation = Validation.of_run(folder, progress)
     first = validation.config.world.rounds - 1  # of a first task that was taken over
     past: list[ScoreRecord] = []
+    if not validation.config.evaluation.size:  # nobody knows at which size
+        views = ("full",)
     for task, name in models.items():
         model, space = validation.model(folder, name)
         last = max((record.round for record in rounds if record.task == task), default=task if extended else first)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pretrained import saved
 from typer.testing import CliRunner
 from worlds import picture, save
 
@@ -295,6 +296,21 @@ def test_more_images_of_old_classes_are_welcome(summed, tmp_path):
     assert any("no new class; 9 more images of disc, ring" in text for text in said)
     assert fiss.evaluate(done.run, "published", progress=False) == (done.before, done.after)
     assert not any("no picture" in text for text in said)
+
+
+def test_a_network_of_the_library_is_extended(tmp_path):
+    """Its images are looked at as they are, and its classes get their names."""
+    saved(tmp_path / "m", "unet")
+    (tmp_path / "names.txt").write_text("disc\nb\nc\n")
+    data, was = drawn(tmp_path / "blobs", {"disc": "disc", "blob": "ell"}), contents(tmp_path / "m")
+    done = fiss.extend(tmp_path / "m", data, out=tmp_path / "x", classes=tmp_path / "names.txt", progress=False)
+    assert done.run.snapshot().label_space.groups == (("disc", "b", "c"), ("blob",))
+    assert fiss.evaluate(done.run, progress=False) == (done.before, done.after)
+    assert Predictor(done.run, "cpu")(np.zeros((40, 50, 3), np.uint8)).mask.shape == (40, 50)
+    assert (tmp_path / "x" / "picture.png").is_file()
+    assert contents(tmp_path / "m") == was
+    with pytest.raises(UserError, match="these have names"):
+        fiss.extend(done.run, data, out=tmp_path / "y", classes=tmp_path / "names.txt", names="b", progress=False)
 
 
 def test_the_commands(plain, tmp_path):
