@@ -116,7 +116,7 @@ class SiteClient:
         probe, _ = wire.to_probe(message, self.model)
         self.model = probe.weights
         memory = self._memory_in(probe.round, acknowledged)
-        probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer)
+        probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer, True)
         replace(memory, probed=probed, now=probed).write(self.path)
         return wire.from_probe_result(replace(probe_result, score=self._score(probe, site)))
 

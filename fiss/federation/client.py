@@ -74,10 +74,11 @@ def sample(client: int, site: Site, count: int) -> Sequence[int]:
 
 
 def answer_probe(
-    probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer
+    probe: Probe, memory: Memory, site: Site, spec: MonitorSpec, trainer: Trainer, unknown_counts: bool = False
 ) -> tuple[ProbeResult, Memory]:
-    """Look at its own data, let the monitor judge, and say what the server has to know. The student's weights are
-    overwritten; its reader of plain images is used."""
+    """Look at its own data, let the monitor judge, and say what the server has to know. With `unknown_counts` a class
+    that the label space lacks is a transition whatever the monitor says, once for what the client holds. The student's
+    weights are overwritten; its reader of plain images is used."""
     space = probe.label_space
     missing = tuple(name for name in site.names if name not in space.names)
     if not site.images or not space.names:  # nothing to look at, or to look through
@@ -105,6 +106,7 @@ def answer_probe(
     )
     evidence = _plain(asdict(now))
     fired, notes = judge(spec, Evidence(**evidence), memory.notes)  # by what is logged, so that a replay is the same
+    fired |= unknown_counts and now.lacks and (changed or not memory.evidence.get("lacks", False))
     memory = replace(memory, held=held, looks=looks, evidence=evidence, notes=_plain(dict(notes)))
     if newcomer:  # its first data are no transition, but there may be classes to remember that it never saw
         return ProbeResult(probe.client, missing, False, _needed(space, site.names)), replace(memory, since=probe.round)

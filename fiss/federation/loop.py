@@ -40,6 +40,17 @@ class Participants:
     """Who is asked to look at its own data first, where nobody announces tasks."""
     there: tuple[int, ...] | None = None
     """Who could be asked, as far as that is known."""
+    urgent: tuple[int, ...] | None = None
+    """Who is asked to train before others are: clients with classes that nobody has trained on yet. None: nobody is,
+    it stays as drawn."""
+
+    def with_first(self, holders: Iterable[int]) -> "Participants":
+        """As many, but those with classes that are new in this round before others that were drawn."""
+        if self.urgent is None:
+            return self
+        first = {*self.urgent, *holders} & set(self.there or ())
+        order = [*sorted(first), *(client for client in self.selected if client not in first)]
+        return replace(self, selected=tuple(sorted(order[: len(self.selected)])))
 
 
 class Boundaries(Protocol):
@@ -92,6 +103,8 @@ def run(
     up features."""
     for there in rounds:
         server, probe_results = boundaries.open_round(server, there, engine, progress)
+        names = set(server.label_space.names)
+        there = there.with_first(said.client for said in probe_results if said.missing and names >= set(said.missing))
         announced = boundaries.announcement(there.round)
         result = Aggregated(server.weights, (), {})
         if gathering is None or gathering.trains(there.round):

@@ -353,7 +353,8 @@ def test_all_the_server_is_given(untold, tmp_path, monkeypatch):
     assert (start.before, start.teachers) == ((None,), {})
     assert {name for name in start.weights if "groups.1" in name} == set()
     assert len(given["participants"]) == 6
-    assert {field.name for field in fields(Participants)} == {"round", "selected", "probed", "there"}
+    assert {field.name for field in fields(Participants)} == {"round", "selected", "probed", "there", "urgent"}
+    assert {there.urgent for there in given["participants"]} == {None}  # what the server saw itself, in a real one
     assert {field.name for field in fields(given["boundaries"])} == {"method", "seed", "first_rounds"}
     assert given["boundaries"].first_rounds == untold.training.horizon  # the config's, not the calendar's
     assert given["gathering"] is None
