@@ -107,6 +107,7 @@ def run(
     joint: bool = False,
     engine: str = "in-process",
     workers: int = 2,
+    track: str = "",
     progress: Progress | bool | None = None,
 ) -> Run:
     """Run an experiment: a federation that learns class after class.
@@ -123,6 +124,7 @@ def run(
         joint: The upper bound: one site, all images and labels.
         engine: in-process, or flare: on NVIDIA FLARE's simulator.
         workers: Clients at a time on FLARE's simulator.
+        track: tensorboard, mlflow or wandb: losses and scores go there too.
         progress: True: bars and lines as on the command line; False: silence; None: bars and lines on a terminal and
             in a notebook; or an object of yours that hears of everything.
 
@@ -135,6 +137,7 @@ def run(
     """
     from fiss.config.presets import choose, label
     from fiss.reports.display import shown
+    from fiss.reports.tracking import tracked
     from fiss.runs.run import free_path, path_of
 
     first = path_of(base) if base else None
@@ -142,7 +145,7 @@ def run(
     if engine not in ("in-process", "flare"):
         raise unknown("engine", engine, ("in-process", "flare"))
     path = Path(out) if out else free_path(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
-    with shown(progress) as told, _resumable(path):
+    with shown(progress) as shown_to, tracked(shown_to, track, path) as told, _resumable(path):
         if engine == "flare":
             from fiss.simulation import on_flare
 
@@ -154,12 +157,13 @@ def run(
         return _reported(path, told)
 
 
-def resume(run: Run | str | Path, progress: Progress | bool | None = None) -> Run:
+def resume(run: Run | str | Path, progress: Progress | bool | None = None, track: str = "") -> Run:
     """Go on with a run that was stopped; the result is the same as if it had not been.
 
     Args:
         run: A run or its folder.
         progress: As for `fiss.run`.
+        track: As for `fiss.run`.
 
     Returns:
         The finished run.
@@ -168,11 +172,12 @@ def resume(run: Run | str | Path, progress: Progress | bool | None = None) -> Ru
         >>> fiss.resume("runs/demo/fbl")
     """
     from fiss.reports.display import shown
+    from fiss.reports.tracking import tracked
     from fiss.runs.run import path_of
     from fiss.simulation import experiment
 
     path = path_of(run)
-    with shown(progress) as told, _resumable(path):
+    with shown(progress) as shown_to, tracked(shown_to, track, path) as told, _resumable(path):
         experiment.resume(path, told)
         return _reported(path, told)
 

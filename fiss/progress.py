@@ -38,6 +38,9 @@ class Progress:
     def begin(self, rounds: int, steps: int, done: int) -> None:
         """The rounds begin: their number, their steps in all, and how many an earlier start has done."""
 
+    def played(self, record: Any) -> None:
+        """A round is over; a `RoundRecord` (fiss/runs/records.py)."""
+
     def scored(self, record: Any) -> None:
         """A model has been scored; a `ScoreRecord` (fiss/runs/records.py)."""
 

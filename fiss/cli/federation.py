@@ -70,6 +70,7 @@ def site_(
     """At a site: write its site.toml, and show what the federation would see of its folder. Options that are not given
     stay as site.toml has them."""
     from fiss.deployment.provisioning import refuse_old_kits
+    from fiss.deployment.service import write_unit
     from fiss.deployment.site_config import write_site
     from fiss.deployment.site_folder import describe
     from fiss.reports.display import shown
@@ -77,6 +78,7 @@ def site_(
     refuse_old_kits(kit)
     with shown(True) as display:
         spec = write_site(kit, data, device, batch, workers)
+        write_unit(kit)
         for line in describe(spec, display):
             display.notice(line)
 
@@ -86,16 +88,18 @@ def run_(
     folder: Folder,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in all, those of earlier commands counted.")],
     sites: Annotated[int, typer.Option(min=1, help="Sites that must be there to begin.")] = 1,
+    track: Annotated[str, typer.Option(help="Losses and scores also to tensorboard, mlflow or wandb.")] = "",
 ) -> None:
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from fiss.deployment.supervisor import supervise
     from fiss.reports.display import shown
+    from fiss.reports.tracking import tracked
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with shown(True) as display:
+    with shown(True) as display, tracked(display, track, folder / "run") as told:
         try:
-            run = supervise(folder, rounds, sites, display)
+            run = supervise(folder, rounds, sites, told)
         except KeyboardInterrupt:
             again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
             print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)
@@ -104,13 +108,26 @@ def run_(
 
 
 @app.command()
-def status(folder: Folder) -> None:
-    """Where it stands: round, classes, sites, the last transitions, losses, who was missing or refused."""
+def status(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|KIT", help="The federation's folder at the server; its kit at a site.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Where it stands, at the server or at a site: what it does now, rounds, classes, sites, warnings, its log."""
+    from json import dumps
+
     from fiss.cli.reports import show
-    from fiss.cli.tables import federation_table
+    from fiss.cli.tables import federation_table, site_table
+    from fiss.deployment.status import server_values, site_values
     from fiss.deployment.supervisor import survey
 
-    show(federation_table(survey(folder)))
+    if (folder / "project.yml").is_file():
+        found = survey(folder)
+        print(dumps(server_values(found))) if json else show(federation_table(found, server_values(found)))
+    else:
+        values = site_values(folder)
+        print(dumps(values)) if json else show(site_table(values))
 
 
 @app.command()

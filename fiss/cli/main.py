@@ -15,6 +15,7 @@ from fiss.cli import federation
 from fiss.cli.extension import extend, forget, verify
 from fiss.cli.models import export, predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
+from fiss.cli.web import web
 from fiss.errors import UserError
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key, of all runs; repeatable.")
 ]
+Track = Annotated[str, typer.Option(help="Losses and scores also to tensorboard, mlflow or wandb.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -65,6 +67,7 @@ def run_(
         str, typer.Option(help="in-process, or flare: on NVIDIA FLARE's simulator, several clients at a time.")
     ] = "in-process",
     workers: Annotated[int, typer.Option(min=1, help="Clients at a time with --engine flare.")] = 2,
+    track: Track = "",
     out: Annotated[
         Path | None, typer.Option(help="The run folder; must not hold a run. Default: runs/NAME, numbered.")
     ] = None,
@@ -83,16 +86,17 @@ def run_(
             joint=joint,
             engine=engine,
             workers=workers,
+            track=track,
             progress=True,
         )
     _closing(run)
 
 
 @app.command()
-def resume(run: RunPath) -> None:
+def resume(run: RunPath, track: Track = "") -> None:
     """Go on with a run that was stopped; the result is the same as if it had not been."""
     with _stoppable():
-        _closing(fiss.resume(run, progress=True))
+        _closing(fiss.resume(run, progress=True, track=track))
 
 
 @app.command("eval")
@@ -169,7 +173,7 @@ def demo(
     report(runs, out / "report.html")
 
 
-for command in (predict, extend, forget, verify, export, picture, compare, monitors, report, table):
+for command in (predict, extend, forget, verify, export, picture, compare, monitors, report, table, web):
     app.command()(command)
 
 

@@ -168,23 +168,26 @@ def closing(run: fiss.Run) -> Iterator[Table | str]:
         yield f"{escape(str(run.path / name))}  [dim]{what}[/]"
 
 
-def federation_table(status: "FederationStatus") -> Table:
-    """Where a federation stands."""
+def federation_table(status: "FederationStatus", values: Mapping[str, Any]) -> Table:
+    """Where a federation stands: what the server's folder says, and the same as plain values."""
     from fiss.deployment.supervisor import describe_round
 
-    last, job, connected = status.rounds[-1] if status.rounds else None, status.job, status.connected
-    table = Table(title=str(status.folder), show_header=False, title_justify="left")
+    last, connected = status.rounds[-1] if status.rounds else None, status.connected
+    table = _about(str(status.folder), values["warnings"])
     stopping = ", ending after this round" if status.stopping else ""
     table.add_row("rounds finished", f"{len(status.rounds)}{stopping}")
-    table.add_row("classes", escape(", ".join((last.class_names if last else None) or ())) or "none yet")
-    for name in status.project.sites:
+    if values["waiting"]:
+        table.add_row("now", escape(f"{values['doing']}; waiting for {', '.join(values['waiting'])}"))
+    table.add_row("classes", escape(", ".join(values["classes"])) or "none yet")
+    for name, site in values["sites"].items():
         parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
-        parts += ["in the present job" if name in job.sites and name not in job.missing else ""]
-        took = [r.round + 1 for r in status.rounds if name in [reply.client for reply in r.replies]]
-        parts += [f"last took part in round {took[-1]}" if took else "has not taken part"]
+        parts += [site["state"]] if site["state"] not in ("there", "unknown") else []
+        parts += ["in the present job" if name in status.job.sites and name not in status.job.missing else ""]
+        took = site["last_round"]
+        parts += [f"last took part in round {took}, {_share(site)}" if took else "has not taken part"]
         table.add_row(name, ", ".join(part for part in parts if part))
-    moved = [(r.round + 1, map(str, r.transitions)) for r in status.rounds if r.transitions]
-    table.add_row("last transition", f"round {moved[-1][0]}: {', '.join(moved[-1][1])}" if moved else "none yet")
+    moved = values["last_transition"]
+    table.add_row("last transition", f"round {moved['round']}: {', '.join(moved['sites'])}" if moved else "none yet")
     if last:
         table.add_row("last round", escape(describe_round(last)))
     if score := status.score:
@@ -194,3 +197,32 @@ def federation_table(status: "FederationStatus") -> Table:
     if connected is None:
         table.add_row("server", f"{status.project.server}:{status.project.port} does not answer")
     return table
+
+
+def site_table(values: Mapping[str, Any]) -> Table:
+    """A site, as it sees itself."""
+    table = _about(values["site"], values["warnings"])
+    table.add_row("now", values["doing"])
+    if values["rounds"]:
+        losses = ", ".join(f"{name} {value:.3f}" for name, value in values["losses"].items())
+        table.add_row("last round", f"{values['round'] + 1}")
+        table.add_row("trained in", f"{values['trained']} of {values['rounds']} rounds; last {values['images']} images")
+        table.add_row("losses", escape(losses) or "none yet")
+        table.add_row("its classes", escape(", ".join(values["classes"])) or "none")
+        table.add_row("the federation's", escape(", ".join(values["known"])) or "none yet")
+        table.add_row("teacher", values["teacher"] or "none: it has nothing to forget yet")
+        table.add_row("GPU", escape(values["device"]))
+    for number, line in enumerate(values["log"][-5:]):
+        table.add_row("" if number else "log", escape(line))
+    return table
+
+
+def _about(title: str, warnings: Iterable[str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for text in warnings:
+        table.add_row("[red]warning[/]", escape(text))
+    return table
+
+
+def _share(site: Mapping[str, Any]) -> str:
+    return f"{site['images']} images, {100 * site['share']:.0f} % of them all"

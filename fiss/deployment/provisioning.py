@@ -20,6 +20,7 @@ from typing import Any
 from fiss.config.config import Config, read_toml, to_toml
 from fiss.config.identity import with_absolute_paths
 from fiss.deployment.server import check
+from fiss.deployment.service import write_unit
 from fiss.deployment.site_config import TEMPLATE
 from fiss.errors import UserError
 from fiss.flare.job import allow_classes, allows_classes, require_flare
@@ -227,3 +228,5 @@ def _furnish(kit: Path) -> None:
         write_atomically(kit / "local" / "authorization.json", json.dumps(rules, indent=1).encode())
         write_atomically(kit / "local" / "privacy.json.sample", json.dumps(PRIVACY, indent=1).encode())
         write_atomically(kit / "site.toml", TEMPLATE.encode())
+    if kit.name != ADMIN:
+        write_unit(kit)

@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import monotonic, time
-from typing import Protocol
+from time import monotonic
 
 import torch
 
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import differences
+from fiss.deployment.job_status import JOB, Observed, SiteEngine
 from fiss.errors import UserError
 from fiss.federation.boundaries import Discovery
 from fiss.federation.collection import Gathering
-from fiss.federation.loop import Engine, Participants, run
+from fiss.federation.loop import Participants, run
 from fiss.federation.messages import Probe, ProbeResult, Server
 from fiss.labels import LabelSpace
 from fiss.monitors.rules import RULES
@@ -31,7 +30,6 @@ MONITORS = tuple(name for name in RULES if name not in ("told", "oracle", "refer
 """Those that a site can use: the others know what only a simulation knows."""
 STOP, RENEW = "stop", "renew"
 """Marks in the run folder: end after this round; end this job after it, because the sites have changed."""
-JOB = "job.json"
 
 
 def check(config: Config) -> None:
@@ -44,38 +42,6 @@ def check(config: Config) -> None:
         raise UserError("federation.private_names: the server would know the key; give it in each site's site.toml.")
     if config.joint or config.base:
         raise UserError("joint and base belong to simulations; leave them out.")
-
-
-class SiteEngine(Engine, Protocol):
-    """An engine that knows which sites do not answer."""
-
-    missing: dict[int, str]
-    """Sites that are not asked again, and why."""
-    late: dict[int, str]
-    """Sites whose answers a round did not wait for."""
-    acknowledged: dict[int, int]
-    """The last round in which each site's probe result was taken note of."""
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """Who is in the present job, for whoever supervises: job.json in the run folder."""
-
-    sites: Sequence[str] = ()
-    missing: Mapping[str, float] = field(default_factory=dict)
-    """Sites that do not answer any more, and since when."""
-
-    @classmethod
-    def read(cls, run: RunFolder) -> "JobStatus":
-        """Nobody, if no job has begun."""
-        try:
-            return cls(**json.loads((run.path / JOB).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return cls()
-
-    def write(self, run: RunFolder) -> None:
-        """For others to read."""
-        write_atomically(run.path / JOB, json.dumps(asdict(self)).encode())
 
 
 def number_sites(run: RunFolder, names: Sequence[str]) -> dict[int, str]:
@@ -112,16 +78,15 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         start = state.next_round if state else 0
         folder.add_origin(origin(torch.device("cpu")))
         began, before = monotonic(), server.label_space
-        spec, missing_since = config.federation, dict[str, float]()
+        spec, observed = config.federation, Observed(engine, folder, names)
         evaluator = ServerEvaluator(config, progress) if config.data.root else None
         numbered: dict[int | str, int] = {name: n for n, name in names.items()}
         for past in folder.rounds():  # cut to the last finished one
             engine.acknowledged |= {numbered[p.client]: past.round for p in past.probes or () if p.client in numbered}
-        sites = sorted(names.values())
-        JobStatus(sites).write(folder)
         participants = _participants(folder, config, engine, names, start, until)
         boundaries = Discovery(config.method, config.seed, config.training.horizon)
-        for result in run(server, participants, boundaries, engine, spec, progress, _gathering(config)):
+        traffic = engine.traffic
+        for result in run(server, participants, boundaries, observed, spec, progress, _gathering(config)):
             asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
@@ -140,11 +105,13 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 classes=len(space.names),
                 class_names=space.names,
                 missing=lost,
+                brought=observed.holders({name for name in space.names if name not in before.names}),
+                sent=engine.traffic[0] - traffic[0],
+                received=engine.traffic[1] - traffic[1],
             )
+            traffic = engine.traffic
             folder.append("rounds.jsonl", record)
-            for number in engine.missing:
-                missing_since.setdefault(names[number], time())
-            JobStatus(sites, missing_since).write(folder)
+            observed.lost(engine.missing)
             for name, why in lost.items():
                 progress.notice(f"round {record.round + 1}: {name} took no part: {why}")
             done = record.round + 1

@@ -104,6 +104,10 @@ class SiteClient:
             self.round, self.site = text["round"], self._rescan()
         return self._probe(message, self.site, text.get("heard")) if is_probe else self._train(message, self.site)
 
+    def labelled_classes(self) -> list[str]:
+        """Those that its masks showed when it was last looked at, as the federation calls them."""
+        return [self.site.classes[i - 1] for i in self.site.labelled] if self.site is not None else []
+
     def _rescan(self) -> Site:
         """What is there now; it stays so for the round."""
         contents = self.site_folder.rescan()

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from fiss.config.config import to_toml
 from fiss.deployment import provisioning
+from fiss.deployment.job_status import JOB, JobStatus, Seen
+from fiss.deployment.log import Logged
 from fiss.deployment.provisioning import Project
-from fiss.deployment.server import JOB, RENEW, STOP, JobStatus, ServerEvaluator, open_run
+from fiss.deployment.server import RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
 from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
@@ -42,6 +44,7 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
     if config.data.root:
         ServerEvaluator(config, progress)  # what is wrong with the server's images is said here, and not in a log
     run = open_run(config, folder / "run")
+    progress = Logged(progress, run.path)
     with _alone(folder):
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
@@ -136,7 +139,9 @@ class _JobSeries:
     def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
         self.shown = finished_rounds(run)
-        """Rounds that are shown already."""
+        self.scored = len(run.scores(finished=True))
+        """Rounds and scores that are shown already."""
+        self.seen = Seen()
         self.waits: dict[str, float] = {}
         """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
 
@@ -146,6 +151,7 @@ class _JobSeries:
 
         with Admin(provisioning.admin_kit(self.folder), 10.0) as admin:
             connected = _connected(admin)
+            self.seen = self.seen.noted(self.run.path, connected)
             if len(connected) < self.least:
                 return f"waiting for {self.least} site(s), {len(connected)} there"
             for mark in (RENEW, JOB):
@@ -157,7 +163,9 @@ class _JobSeries:
                     sleep(1.0)
                     status = admin.status(job)
                     self._show_new_rounds()
-                    if not (self.run.path / RENEW).exists() and self._sites_changed(_connected(admin)):
+                    connected = _connected(admin)
+                    self.seen = self.seen.noted(self.run.path, connected)
+                    if not (self.run.path / RENEW).exists() and self._sites_changed(connected):
                         write_atomically(self.run.path / RENEW, b"")
             finally:
                 if not status.startswith(ENDED):
@@ -188,8 +196,14 @@ class _JobSeries:
         records = self.run.rounds(finished=True)
         for record in records[self.shown :]:
             self.progress.notice(describe_round(record))
+            self.progress.played(record)
             for reply in record.replies:
                 self.waits.pop(str(reply.client), None)
+        if len(records) > self.shown:
+            scores = self.run.scores(finished=True)
+            for score in scores[self.scored :]:
+                self.progress.scored(score)
+            self.scored = len(scores)
         self.shown = max(self.shown, len(records))
 
 

@@ -52,6 +52,11 @@ class Message:
     difference: bool = False
     """Whether its floating-point arrays say how the weights changed, as privacy filters want them."""
 
+    @property
+    def size(self) -> int:
+        """Its bytes, without what the transport adds."""
+        return len(self.text) + sum(array.nbytes for array in self.arrays.values())
+
 
 def from_probe(
     probe: Probe,

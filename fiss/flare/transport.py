@@ -104,6 +104,8 @@ class Transport:
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, sites: list[str]) -> None:
         self.controller, self.fl_ctx, self.abort_signal, self.sites = controller, fl_ctx, abort_signal, sites
+        self.sent = self.received = 0
+        """Bytes of messages and answers so far."""
 
     def exchange(
         self,
@@ -133,7 +135,9 @@ class Transport:
 
         def send_next(site: str) -> None:
             if waiting[site]:
-                data = to_shareable(waiting[site].popleft())
+                message = waiting[site].popleft()
+                self.sent += message.size
+                data = to_shareable(message)
                 task = Task(
                     TASK,
                     data,
@@ -169,7 +173,9 @@ class Transport:
                 yield site, f"it could not answer ({str(result.get_return_code())[:40]}); its log says why"
             else:
                 try:
-                    answer: T | str = read(site, to_message(result))
+                    message = to_message(result)
+                    self.received += message.size
+                    answer: T | str = read(site, message)
                     readable += 1
                 except Exception as error:  # whatever a site sends must not stop the others
                     answer = f"its answer cannot be read ({type(error).__name__}: {str(error)[:200]!r})"
@@ -192,6 +198,11 @@ class FlareEngine:
         self.acknowledged: dict[int, int] = {}
         self._teachers: dict[int, str] = {}  # the teacher that each site has
         self._there: dict[int, Weights] = {}  # the model that each site was given last
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes to the sites and from them, so far."""
+        return self.transport.sent, self.transport.received
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """Whoever answers."""

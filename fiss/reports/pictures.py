@@ -1,7 +1,8 @@
 """Pictures of runs: the same images segmented by each run's last model beside the truth, and how old classes fared."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,30 @@ def _predictions(validation: Validation, folder: RunFolder, name: str, images: S
     return found
 
 
+@dataclass(frozen=True)
+class Strip:
+    """A few images of a run, the same for each of its models."""
+
+    folder: RunFolder
+    validation: Validation
+    images: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: RunFolder, progress: Progress) -> "Strip":
+        """Those that show most classes of different tasks."""
+        validation, models = Validation.of_run(folder, progress), folder.last_models()
+        return cls(folder, validation, tuple(_chosen(validation, folder, models[max(models)])[:3]))
+
+    def rows(self, names: Iterable[str]) -> list[list[Any]]:
+        """By image: the image, the truth, and what each of those models sees in it."""
+        seen = [_predictions(self.validation, self.folder, name, self.images) for name in names]
+        return _beside(self.validation, self.images, seen)
+
+
 def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str], list[list[Any]]]:
     """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
     models = folder.last_models()
-    validation = Validation.of_run(folder, progress)
-    images = _chosen(validation, folder, models[max(models)])[:3]
-    seen = [_predictions(validation, folder, name, images) for name in models.values()]
-    return ["image", "truth", *(f"task {task}" for task in models)], _beside(validation, images, seen)
+    return ["image", "truth", *(f"task {task}" for task in models)], Strip.of(folder, progress).rows(models.values())
 
 
 def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:

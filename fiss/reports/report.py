@@ -68,7 +68,7 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
         pseudo_labels=Markup().join(accepted(run.label, run.rounds) for run in firsts) + pseudo,
         losses=losses({run.label: run.rounds for run in firsts}) + _time(by_label),
         clients=_clients(firsts[0]) + _timeline(firsts),
-        runs=[(run, to_toml(_shown(run.config)), _origins(run)) for run in firsts],
+        runs=[(run, to_toml(without_secrets(run.config)), _origins(run)) for run in firsts],
     )
     write_atomically(out, text.encode())
 
@@ -271,7 +271,7 @@ def _timeline(runs: Sequence[Run]) -> Markup:
     return Markup().join(drawn)
 
 
-def _shown(config: Config) -> Config:
+def without_secrets(config: Config) -> Config:
     """Without what only the sites may know."""
     hidden = "(not shown)" if config.federation.private_names else ""
     return replace(config, federation=replace(config.federation, private_names=hidden))

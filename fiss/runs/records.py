@@ -102,6 +102,12 @@ class RoundRecord:
     """Updates that were left out: why, by client."""
     missing: Mapping[str, str] | None = field(default=None, metadata={"with": "missing"})
     """In a real federation: sites that took no part, and why."""
+    brought: Mapping[str, tuple[str, ...]] | None = field(default=None, metadata={"with": "brought"})
+    """In a real federation: by class that is new in this round, the sites that hold it."""
+    sent: int | None = field(default=None, metadata={"with": "sent"})
+    """In a real federation: bytes of all messages to the sites."""
+    received: int | None = field(default=None, metadata={"with": "received"})
+    """And of their answers."""
     seconds: float
     images_per_second: float | None = None
 

@@ -107,7 +107,9 @@ def _go_on(
     gathering = scenario.gathering(student)
     for result in run(server, participants, scenario.boundaries, engine, config.federation, progress, gathering):
         round_plan = scenario.plan.round_plans[result.participants.round]
-        folder.append("rounds.jsonl", _round_record(scenario, result, memories, monotonic() - began))
+        record = _round_record(scenario, result, memories, monotonic() - began)
+        folder.append("rounds.jsonl", record)
+        progress.played(record)
         if result.refused and len(result.refused) == sum(reply.images > 0 for reply in result.replies):
             reasons = "; ".join(f"client {client}: {why}" for client, why in result.refused.items())
             raise UserError(

@@ -26,10 +26,12 @@ from fiss.data.dataset import FileSplit
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
 from fiss.deployment import provisioning, server, supervisor
-from fiss.deployment.server import JobStatus, ServerEvaluator, open_run, run_rounds
+from fiss.deployment.job_status import JobStatus
+from fiss.deployment.server import ServerEvaluator, open_run, run_rounds
 from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import TEMPLATE, read_site, write_site
 from fiss.deployment.site_folder import SiteFolder
+from fiss.deployment.status import server_values
 from fiss.deployment.supervisor import FederationStatus
 from fiss.errors import UserError
 from fiss.federation import wire
@@ -112,7 +114,7 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     project, rounds = provisioning.Project("s", 1, ["a"]), run.rounds(finished=True)
     status = FederationStatus(tmp_path, project, None, rounds, JobStatus.read(run), scores[-1], False)
-    table = federation_table(status)
+    table = federation_table(status, server_values(status))
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
     judge, server, said = ServerEvaluator(settings, Progress()), run.restore().server, []

@@ -76,7 +76,15 @@ def test_its_records_are_those_of_a_simulation(scored, tiny, tmp_path):
     theirs = (simulated.records("scores.jsonl")[0], simulated.records("rounds.jsonl")[0])
     ours = (scored.records("scores.jsonl")[0], scored.records("rounds.jsonl")[0])
     assert list(ours[0]) == [key for key in theirs[0] if key != "ends_task"]  # nobody knows that yet
-    assert set(ours[1]) - set(theirs[1]) == {"probes", "classes", "class_names", "missing"}
+    assert set(ours[1]) - set(theirs[1]) == {
+        "probes",
+        "classes",
+        "class_names",
+        "missing",
+        "brought",
+        "sent",
+        "received",
+    }
     assert set(theirs[1]) <= set(ours[1])
 
 

@@ -65,14 +65,20 @@ class Local:
 
     def __init__(self, site_clients):
         self.site_clients, self.missing, self.late, self.acknowledged = site_clients, {}, {}, {}
+        self.traffic = (0, 0)
 
     def probe(self, probes):
         for probe in probes:
-            yield wire.to_probe_result(self.site_clients[probe.client](wire.from_probe(probe)))[0]
+            yield wire.to_probe_result(self._carried(probe.client, wire.from_probe(probe)))[0]
 
     def ask(self, orders):
         for order in orders:
-            yield wire.to_reply(self.site_clients[order.client](wire.from_order(order)))[0]
+            yield wire.to_reply(self._carried(order.client, wire.from_order(order)))[0]
+
+    def _carried(self, client, message):
+        answer = self.site_clients[client](message)
+        self.traffic = (self.traffic[0] + message.size, self.traffic[1] + answer.size)
+        return answer
 
 
 class Carried:

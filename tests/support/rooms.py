@@ -23,6 +23,7 @@ LEVELS = [
     {"predict", "extension"},
     {"reports"},
     {"fiss"},
+    {"web"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,0 +1,63 @@
+"""What the page may do if it was started with `--control`: commands of `fiss federation`, as a person gives them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fiss.deployment.provisioning import NAME, read_project
+from fiss.errors import UserError, unknown
+from fiss.runs.folder import RunFolder
+
+SECONDS = 120.0
+"""How long a command that ends by itself may take."""
+MOST_ROUNDS = 1_000_000
+STARTED = "web-run.log"
+"""In the federation's folder: what a run that the page started says."""
+
+
+def act(federation: Path, action: str, values: dict[str, Any]) -> str:
+    """Start, stop, or stop a site; gives what there is to say. `values` must repeat the federation's name, so that
+    nothing happens by a slip."""
+    if values.get("confirm") != federation.name:
+        raise UserError(f"Not confirmed: type the federation's name, {federation.name}.")
+    if action == "start":
+        return _start(federation, values)
+    if action == "stop":
+        return _command("stop", str(federation))
+    if action == "stop-site":
+        site = str(values.get("site"))
+        if site not in read_project(federation).sites or not NAME.fullmatch(site):
+            raise unknown("site", site, read_project(federation).sites)
+        return _command("stop-site", str(federation), site)
+    raise unknown("action", action, ("start", "stop", "stop-site"))
+
+
+def _start(federation: Path, values: dict[str, Any]) -> str:
+    rounds, sites = values.get("rounds"), values.get("sites", 1)
+    if not (type(rounds) is int and type(sites) is int and 0 < rounds <= MOST_ROUNDS and 0 < sites <= MOST_ROUNDS):
+        raise UserError("rounds and sites must be whole numbers, 1 or more.")
+    done = len(RunFolder(federation / "run").rounds(finished=True))
+    if rounds <= done:
+        raise UserError(f"{done} rounds are finished already; ask for more of them.")
+    words = ["run", str(federation), "--rounds", str(rounds), "--sites", str(sites)]
+    with (federation / STARTED).open("wb") as log:
+        process = subprocess.Popen(
+            _words(*words), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    try:
+        process.wait(2.0)  # what is wrong with it is mostly said at once
+    except subprocess.TimeoutExpired:
+        return f"It trains until there are {rounds} rounds; {federation / STARTED} has what it says."
+    raise UserError((federation / STARTED).read_text(errors="replace").strip()[-1000:] or "It ended at once.")
+
+
+def _command(name: str, *arguments: str) -> str:
+    done = subprocess.run(_words(name, *arguments), capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        raise UserError((done.stderr or done.stdout).strip()[-1000:])
+    return done.stdout.strip()[-1000:]
+
+
+def _words(*words: str) -> list[str]:
+    return [sys.executable, "-m", "fiss", "federation", *words]
