@@ -205,19 +205,30 @@ def data_check(
             metavar="PATH", help="A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`."
         ),
     ],
+    window: Annotated[str, typer.Option(help="data.window, for images beyond 8 bits: low,high or 1%,99%.")] = "",
+    channels: Annotated[int, typer.Option(min=1, help="model.channels: of the images.")] = 3,
+    sheet: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write the contact sheet: each class in small pictures.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--every", help="Name every file of a problem, not three.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Suspicions too make the exit status 2.")] = False,
 ) -> None:
-    """Validate a data set: a table of what is in it, and every problem with its file."""
-    from rich.markup import escape
+    """Validate a data set: what is in it, what is wrong (exit status 2), and what is suspicious."""
+    from fiss.cli.tables import data_table, finding_lines
 
-    from fiss.cli.tables import data_table
+    found = fiss.check_data(path, progress=True, window=window, channels=channels)
+    show(data_table(found), *finding_lines(found, every))
+    if sheet is not None:
+        from fiss.reports.display import shown
+        from fiss.reports.sheet import write
 
-    found = fiss.check_data(path, progress=True)
-    show(data_table(found))
-    for problem in found.problems:
-        show(f"[red]problem:[/] {escape(problem)}")
+        with shown(True) as display:
+            write(found, sheet, display)
+        show(f"the contact sheet: {sheet}")
     if found.problems:
         raise UserError(f"{len(found.problems)} problem(s) in {path}.")
-    show("[green]no problems[/]")
+    if found.suspicions and strict:
+        raise UserError(f"{len(found.suspicions)} suspicion(s) about {path}, and --strict.")
 
 
 def _settings(pairs: list[str] | None) -> dict[str, str]:

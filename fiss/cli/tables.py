@@ -117,20 +117,33 @@ def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
 
 
 def data_table(found: fiss.DataCheck) -> Table:
-    """Images and pixels per class in both splits."""
+    """Images and pixels per class in both splits, and how much is ignored."""
     dataset, rows = found.dataset, []
     splits = f"{len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images"
     for i, name in enumerate(("background", *dataset.classes)):
         cells = []
         for index in (found.train, found.val):
-            pixels = index.pixels[:, i]
-            share = 100 * pixels.sum() / max(index.pixels.sum(), 1)
-            cells += [f"{int((pixels > 0).sum()):,}", f"{share:.2f} %"]
+            shows, pixels, ignored = index.presence[:, i], index.pixels.sum(1), index.looks.ignored
+            share = 100 * index.pixels[:, i].sum() / max(pixels.sum(), 1)
+            left_out = 100 * ignored[shows].sum() / max((pixels + ignored)[shows].sum(), 1)
+            cells += [f"{int(shows.sum()):,}", f"{share:.2f}", f"{left_out:.1f}"]
         rows.append((str(i), name, *cells))
-    head = ("id", "class", "train images", "train pixels", "val images", "val pixels")
-    table = listed(f"{dataset.name}: {splits}, {len(dataset.classes)} classes", head, rows, 2)
+    head = [f"{split} {what}" for split in ("train", "val") for what in ("images", "pixels %", "ignored %")]
+    caption = "pixels: of all that are labelled; ignored: of all in the images that show the class"
+    title = f"{dataset.name}: {splits}, {len(dataset.classes)} classes"
+    table = listed(title, ("id", "class", *head), rows, 2, caption=caption)
     table.columns[0].justify = "right"
     return table
+
+
+def finding_lines(found: fiss.DataCheck, every: bool) -> Iterator[str]:
+    """What is wrong and what is suspicious, each with what to do about it."""
+    for problem in found.problems if every else map(str, found.findings):
+        yield f"[red]problem:[/] {escape(problem)}"
+    for suspicion in found.suspicions:
+        yield f"[yellow]suspicious:[/] {escape(str(suspicion))}"
+    if not found.problems:
+        yield "[green]no problems[/]" + (f", {len(found.suspicions)} suspicious" if found.suspicions else "")
 
 
 def preset_table() -> Table:

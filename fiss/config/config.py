@@ -17,6 +17,7 @@ from typing import Any
 
 from fiss import methods
 from fiss.config.section import Problems, build
+from fiss.data.reading import Reading
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
 from fiss.errors import UserError, check_least, unknown
@@ -60,8 +61,14 @@ class Config:
 
     def __post_init__(self) -> None:
         check_least("", self, 1, "keep")
+        assert self.reading
         if self.joint and self.base:
             raise UserError("joint and base exclude each other: joint training has no first task to take over.")
+
+    @property
+    def reading(self) -> Reading:
+        """How an image becomes what the network is given."""
+        return Reading(self.data.window, self.model.channels)
 
     def replace(self, /, **changes: Any) -> "Config":
         """The config with those fields changed: `config.replace(seed=3, training={"epochs": 1}, method="fbl")`.

@@ -40,11 +40,12 @@ SAME_RESULT = ("place", "rounding")
 SAME_ROW = ("place", "rounding", "path", "records", "seed")
 """What may differ between runs whose mean is taken."""
 NEWER: dict[str, tuple[str, ...]] = {
+    "data": ("window",),
+    "model": ("channels", "head"),
     "training": ("compile", "graphs", "later_epochs", "horizon", "least_rate"),
     "world": ("lag", "stay", "train_staying", "join", "away", "refresh"),
     "federation": ("private_names", "largest", "quorum", "patience", "transfer"),
     "monitor": (),
-    "model": ("head",),
 }
 """Keys, or a whole section, that the first runs did not have: left at their defaults they change no digest."""
 

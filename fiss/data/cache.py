@@ -12,7 +12,8 @@ from multiprocessing import get_context
 import numpy as np
 from numpy.typing import NDArray
 
-from fiss.data.dataset import Bytes, Split
+from fiss.data.dataset import Split
+from fiss.data.reading import Bytes, Picture, Reading
 
 
 def free_bytes() -> int:
@@ -26,11 +27,14 @@ def free_bytes() -> int:
 class Decoded:
     """A split whose images stay in memory once read, as many of the first ones as fit."""
 
-    def __init__(self, split: Split, sizes: NDArray[np.int64], most_bytes: int) -> None:
+    def __init__(self, split: Split, sizes: NDArray[np.int64], most_bytes: int, how: Reading | None = None) -> None:
         self._split = split
+        self._how = how or Reading()
         self.name, self.stems = split.name, split.stems
         pixels = sizes.astype(np.int64).prod(1)
-        ends = np.cumsum(4 * pixels)  # three bytes of colour and one of mask
+        size = np.dtype(self._how.dtype).itemsize
+        self._colour = size * self._how.channels
+        ends = np.cumsum(-(-(self._colour + 1) * pixels // size) * size)  # one byte of mask; floats lie at multiples
         self._fitting = int(np.searchsorted(ends, most_bytes, side="right"))
         self._starts: Sequence[int] = [0, *ends[: self._fitting].tolist()]
         self.bytes_kept = self._starts[-1]
@@ -40,16 +44,17 @@ class Decoded:
         self._there = mmap.mmap(-1, max(self._fitting, 1))
         self._lock = get_context("fork").Lock()
 
-    def read(self, i: int) -> tuple[Bytes, Bytes]:
+    def read(self, i: int) -> tuple[Picture, Bytes]:
         """Image and mask, from memory if they are there."""
         if i >= self._fitting:
             return self._split.read(i)
         with self._lock:
             there = self._there[i]
         height, width = (int(side) for side in self._sizes[i])
-        block = np.frombuffer(self._memory, np.uint8, 4 * height * width, self._starts[i])
-        image = block[: 3 * height * width].reshape(height, width, 3)
-        mask = block[3 * height * width :].reshape(height, width)
+        block = np.frombuffer(self._memory, np.uint8, (self._colour + 1) * height * width, self._starts[i])
+        colour: Picture = block[: self._colour * height * width].view(self._how.dtype)
+        image = colour.reshape(height, width, self._how.channels)
+        mask = block[self._colour * height * width :].reshape(height, width)
         if not there:
             new_image, new_mask = self._split.read(i)
             if new_image.shape != image.shape:

@@ -2,33 +2,14 @@
 
 import hashlib
 import os
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, overload
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import ExifTags, Image
-
+from fiss.data.reading import RGB, Bytes, FileError, Picture, Problem, Reading, read_mask, shown_size
 from fiss.errors import UserError
-
-Bytes = NDArray[np.uint8]
-
-MASK_MODES = ("L", "P", "1")
-"""Pillow modes whose pixels are class ids of one byte."""
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""How a file is turned to be shown, by the orientation in its EXIF data."""
 
 
 class Split(Protocol):
@@ -44,8 +25,8 @@ class Split(Protocol):
         """One name per image, in a fixed order."""
         ...
 
-    def read(self, i: int) -> tuple[Bytes, Bytes]:
-        """Image (H, W, 3) and mask (H, W) of class ids; a `UserError` says what is wrong with the files."""
+    def read(self, i: int) -> tuple[Picture, Bytes]:
+        """Image (H, W, channels) and mask (H, W) of class ids; a `UserError` says what is wrong with the files."""
         ...
 
     def fingerprint(self) -> str:
@@ -61,26 +42,32 @@ class FileSplit:
     stems: tuple[str, ...]
     images: Sequence[Path]
     masks: Sequence[Path]
+    how: Reading = RGB
 
-    def read(self, i: int) -> tuple[Bytes, Bytes]:
+    def read(self, i: int) -> tuple[Picture, Bytes]:
         """Decode image and mask, as they are shown."""
-        image, mask = _decode(self.images[i], "image"), _decode(self.masks[i], "mask")
-        if mask.mode not in MASK_MODES:
-            depth = "16-bit or wider" if mask.mode.startswith(("I", "F")) else f"{mask.mode} colour"
-            raise UserError(f"{self.masks[i]}: {depth} mask; save it as an 8-bit file whose pixels are class ids.")
-        _check_depth(self.images[i], image)
-        if image.size != mask.size:
-            with Image.open(self.images[i]) as stored:
-                fits = stored.size == mask.size
-            raise UserError(
-                f"{self.masks[i]}: mask is {mask.width}x{mask.height}, its image {image.width}x{image.height}."
-                + " The image's EXIF data turn it: draw the mask on it as it is shown, or remove those data." * fits
-            )
-        return np.asarray(image.convert("RGB")), np.asarray(mask).astype(np.uint8)
+        try:
+            image = self.how.read(self.images[i])
+        except FileError as error:
+            try:
+                read_mask(self.masks[i])
+            except FileError as other:  # both are said, so that nothing has to be looked at twice
+                raise FileError(*error.problems, *other.problems) from error
+            raise
+        mask = read_mask(self.masks[i])
+        if image.shape[:2] != mask.shape:
+            (height, width), (high, wide) = mask.shape, image.shape[:2]
+            stored, turned = shown_size(self.images[i])
+            detail = f" ({width}x{height}, its image {wide}x{high})"
+            remedy = "draw the mask on the image as it is shown, or remove its EXIF data, which turn it"
+            kind = "mask is of another size than its image"
+            fits = turned and stored == mask.shape
+            raise FileError(Problem(str(self.masks[i]), kind, detail, remedy if fits else ""))
+        return image, mask
 
     def fingerprint(self) -> str:
         """Digest of every file's path, size and time of change."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(str(self.how).encode())
         for path in map(str, chain(self.images, self.masks)):
             try:
                 stat = os.stat(path)  # noqa: PTH116 - of 100,000 files
@@ -88,37 +75,6 @@ class FileSplit:
             except OSError:
                 digest.update(f"{path}\0missing\n".encode())
         return digest.hexdigest()
-
-
-def read_image(path: Path) -> Bytes:
-    """An image file as (H, W, 3), as it is shown."""
-    image = _decode(path, "image")
-    _check_depth(path, image)
-    return np.asarray(image.convert("RGB"))
-
-
-def _check_depth(path: Path, image: Image.Image) -> None:
-    if image.mode.startswith(("I", "F")):
-        raise UserError(f"{path}: 16-bit or wider image; save it with 8 bits per channel.")
-
-
-def _decode(path: Path, kind: str) -> Image.Image:
-    if not path.is_file():
-        raise UserError(f"{path}: missing {kind}.")
-    try:
-        with Image.open(path) as file:
-            file.load()
-            return _turned(file)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: unreadable or truncated {kind} ({error}).") from error
-
-
-def _turned(image: Image.Image) -> Image.Image:
-    try:
-        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except (SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error):
-        return image  # EXIF data that nobody can read
-    return image if turn is None else image.transpose(turn)
 
 
 @dataclass(frozen=True)
@@ -132,6 +88,14 @@ class Dataset:
     val: Split
     notices: tuple[str, ...] = ()
     """What a person should know about how the files were found."""
+
+    def read_as(self, how: Reading) -> "Dataset":
+        """The same, its images read in that way."""
+        if how == RGB:
+            return self
+        if not isinstance(self.train, FileSplit) or not isinstance(self.val, FileSplit):
+            raise UserError(f"data.window and model.channels are for image files; {self.name} is drawn in RGB.")
+        return replace(self, train=replace(self.train, how=how), val=replace(self.val, how=how))
 
 
 def read_lines(path: Path) -> list[str]:

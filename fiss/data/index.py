@@ -8,6 +8,7 @@ and times, so it is made again only when a file changes.
 import os
 import zlib
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiss.data.dataset import Dataset, FileSplit, Split, names_by_stem, shortened
+from fiss.data.findings import Finding, grouped, strange_ids, suspicions, unlabelled
+from fiss.data.looks import JPEG, Look, Looks, look_at
+from fiss.data.reading import FileError, Problem
 from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.progress import Progress
@@ -38,7 +42,8 @@ class Index:
     """Pixels by image and mask id, (N, K + 1); ignored pixels are not counted."""
     sizes: NDArray[np.int64]
     """Height and width by image, (N, 2)."""
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    looks: Looks
 
     @property
     def presence(self) -> NDArray[np.bool_]:
@@ -49,39 +54,54 @@ class Index:
 def build(split: Split, classes: tuple[str, ...], progress: Progress | None = None) -> Index:
     """The index of a split, from the cache where nothing changed."""
     progress = progress or Progress()
-    key = sha256(f"2\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
+    key = sha256(f"3\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
     path = cache_folder() / f"index-{key[:32]}.npz"
-    listing = _listing_problems(split)
-    if not listing and (cached := _load(path)) is not None:
+    problems = _listing_problems(split)
+    if not problems and (cached := _load(path)) is not None:
         return cached
     count = len(split.stems)
     pixels, sizes = np.zeros((count, len(classes) + 1), np.int64), np.zeros((count, 2), np.int64)
-    problems = listing
+    looks = Looks.of(count)
+    strange: dict[int, list[int]] = {}
 
-    def look(i: int) -> str | None:
+    def look(i: int) -> tuple[Look | None, Sequence[Problem]]:
         try:
-            _, mask = split.read(i)
-        except UserError as error:
-            return str(error)
-        counts = np.bincount(mask.ravel(), minlength=256)
-        pixels[i], sizes[i] = counts[: len(classes) + 1], mask.shape
-        wrong = [int(v) for v in np.nonzero(counts)[0] if len(classes) < v < IGNORE]
-        if wrong:
-            where = split.masks[i] if isinstance(split, FileSplit) else split.stems[i]
-            return f"{where}: mask ids {wrong} are outside 0 to {len(classes)} (255 is ignored)."
-        return None
+            image, mask = split.read(i)
+        except FileError as error:
+            return None, error.problems
+        seen = look_at(split, i, image, mask)
+        pixels[i], sizes[i] = seen.counts[: len(classes) + 1], mask.shape
+        return seen, ()
 
     progress.start(f"reading {split.name}", count)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for first in range(0, count, AHEAD):  # not all at once: what waits in a pool takes memory
-            for problem in pool.map(look, range(first, min(first + AHEAD, count))):
-                problems += [problem] if problem else []
+            for i, (seen, wrong) in enumerate(pool.map(look, range(first, min(first + AHEAD, count))), first):
+                problems += wrong
+                if seen is not None:
+                    looks.note(i, seen)
+                    if seen.counts[len(classes) + 1 : IGNORE].any():
+                        strange[i] = [int(v) for v in np.nonzero(seen.counts[:IGNORE])[0] if v > len(classes)]
                 progress.advance()
     progress.finish()
-    index = Index(pixels, sizes, tuple(problems))
+    problems += _strange(split, classes, strange, looks)
+    index = Index(pixels, sizes, tuple(problems), looks)
     if not problems:  # a data set with problems is read again until they are put right
         _save(path, index)
     return index
+
+
+def _strange(
+    split: Split, classes: tuple[str, ...], strange: Mapping[int, Sequence[int]], looks: Looks
+) -> Iterator[Problem]:
+    """Masks with ids that no class has."""
+    inside = f"outside 0 to {len(classes)} (255 is ignored)"
+    for i, ids in strange.items():
+        file = str(split.masks[i]) if isinstance(split, FileSplit) else split.stems[i]
+        kind, remedy = f"mask ids {inside}", strange_ids(classes, looks)
+        if looks.stored[i] & JPEG:
+            kind, remedy = f"mask saved as JPEG, which invents ids {inside}", "make it again as PNG from its source"
+        yield Problem(file, kind, f": {shortened(list(map(str, ids)))}", remedy)
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,8 @@ class DataCheck:
         val: The same of the validation images.
         notices: What is good to know.
         problems: What is wrong, with file names.
+        findings: The same, one for each kind of problem.
+        suspicions: What can be read and is seldom meant.
 
     Example:
         >>> fiss.check_data("/data/mine").problems
@@ -104,31 +126,40 @@ class DataCheck:
     val: Index
     notices: tuple[str, ...]
     problems: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    suspicions: tuple[Finding, ...] = ()
+
+    def refuse(self) -> None:
+        """Raise one error that says what is wrong, if anything is."""
+        if self.problems:
+            shown = "\n  ".join(map(str, self.findings))
+            count = len(self.problems)
+            raise UserError(f"The data set has {count} problem(s); nothing was started.\n  {shown}")
 
 
 def inspect(dataset: Dataset, progress: Progress | None = None) -> DataCheck:
     """Read every file of a data set."""
     train, val = (build(split, dataset.classes, progress) for split in (dataset.train, dataset.val))
     notices = (*dataset.notices, *missing_classes(dataset, train, val))
-    return DataCheck(dataset, train, val, notices, all_problems(dataset, train, val))
+    problems = all_problems(dataset, train, val)
+    suspicious = suspicions(dataset, train.looks, val.looks, train.presence.sum(0))
+    return DataCheck(dataset, train, val, notices, tuple(map(str, problems)), grouped(problems), suspicious)
 
 
 def check(dataset: Dataset, progress: Progress | None = None) -> tuple[Index, Index]:
-    """Both indices, or one error that lists what is wrong with the data set."""
+    """Both indices, or one error that says what is wrong with the data set."""
     found = inspect(dataset, progress)
-    if problems := found.problems:
-        shown = "\n  ".join(problems[:20])
-        more = f"\n  ... and {len(problems) - 20} more; `fiss data check` lists all" if len(problems) > 20 else ""
-        raise UserError(f"The data set has {len(problems)} problem(s); nothing was started.\n  {shown}{more}")
+    found.refuse()
     return found.train, found.val
 
 
-def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[str, ...]:
-    """The problems of both splits, and images that are in both."""
+def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[Problem, ...]:
+    """The problems of both splits, images that are in both, and masks without any class."""
     both = sorted(set(dataset.train.stems) & set(dataset.val.stems))
-    return (
-        train.problems + val.problems + tuple(f"{stem}: in the training and in the validation list." for stem in both)
-    )
+    remedy = "leave it in one of train.txt and val.txt"
+    twice = [Problem(stem, "in the training and in the validation list", "", remedy) for stem in both]
+    empty = unlabelled(dataset, train.looks)
+    return (*train.problems, *val.problems, *twice, *([empty] if empty else []))
 
 
 def missing_classes(dataset: Dataset, train: Index, val: Index) -> list[str]:
@@ -148,28 +179,28 @@ def cache_folder() -> Path:
     ).expanduser()
 
 
-def _listing_problems(split: Split) -> list[str]:
+def _listing_problems(split: Split) -> list[Problem]:
     if not split.stems:
-        return [f"{split.name}: empty split."]
+        return [Problem(split.name, "empty split", "", "name images in train.txt and val.txt")]
     problems = [
-        f"{split.name}: {s}: listed {n} times (duplicate stem)." for s, n in Counter(split.stems).items() if n > 1
+        Problem(s, f"listed several times in {split.name}", f" ({n} times, duplicate stem)")
+        for s, n in Counter(split.stems).items()
+        if n > 1
     ]
     if isinstance(split, FileSplit):
         stems = set(split.stems)
         for folder in sorted({os.path.dirname(path) for path in chain(split.images, split.masks)}):  # noqa: PTH120
             doubles = [Path(folder, name) for name in names_by_stem(Path(folder))[1]]
-            problems += [
-                f"{path}: duplicate stem, another file beside it has the same."
-                for path in doubles
-                if path.stem in stems
-            ]
+            kind = "duplicate stem, another file beside it has the same"
+            problems += [Problem(str(path), kind) for path in doubles if path.stem in stems]
     return problems
 
 
 def _load(path: Path) -> Index | None:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return Index(file["pixels"], file["sizes"], ())
+            looks = Looks(*(file[name] for name in Looks.of(0).arrays()))
+            return Index(file["pixels"], file["sizes"], (), looks)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError):
         return None  # not there, or half written by a killed run: made again
 
@@ -179,5 +210,5 @@ def _save(path: Path, index: Index) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes)
+            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, **index.looks.arrays())
         part.replace(path)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from fiss.data.dataset import Bytes, Dataset
+from fiss.data.dataset import Dataset
+from fiss.data.reading import Bytes
 
 Points = NDArray[np.float64]
 

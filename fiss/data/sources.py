@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fiss.data import ade20k, folder, shapes, voc
 from fiss.data.dataset import Dataset
+from fiss.data.findings import one_task
 from fiss.data.index import DataCheck, inspect
+from fiss.data.reading import RGB, Reading
 from fiss.errors import UserError, check_least, unknown
 from fiss.progress import Progress
 
@@ -19,6 +21,9 @@ class DataSpec:
     """voc, ade20k, folder or shapes."""
     root: str = ""
     """Where it lies; shapes needs none."""
+    window: str = ""
+    """How values beyond 8 bits are brought to 0 to 255: `low,high` in the images' own values, or `1%,99%` of each
+    image; separated by semicolons, one for each channel. Empty: images have 8 bits."""
     shapes_train: int = 1000
     """Training images of shapes."""
     shapes_val: int = 200
@@ -39,8 +44,12 @@ class DataSpec:
 SOURCES: dict[str, Callable[[Path], Dataset]] = {"voc": voc.load, "ade20k": ade20k.load, "folder": folder.load}
 
 
-def open_dataset(spec: DataSpec) -> Dataset:
-    """The data set, its files found and not yet read."""
+def open_dataset(spec: DataSpec, how: Reading | None = None) -> Dataset:
+    """The data set, its files found and not yet read; `how` its images are to be read."""
+    return _found(spec).read_as(how or Reading(spec.window))
+
+
+def _found(spec: DataSpec) -> Dataset:
     if spec.name == "shapes":
         return shapes.load(spec.shapes_train, spec.shapes_val, spec.shapes_size, spec.shapes_seed)
     if not spec.root:
@@ -71,9 +80,12 @@ def recognise(root: Path) -> DataSpec:
     )
 
 
-def check_data(path: str, progress: Progress) -> DataCheck:
+def check_data(path: str, progress: Progress, how: Reading = RGB) -> DataCheck:
     """What is in the data set at `path`, or in `shapes`, and what is wrong with it."""
-    found = inspect(open_dataset(DataSpec() if path == "shapes" else recognise(Path(path).expanduser())), progress)
+    spec = DataSpec() if path == "shapes" else recognise(Path(path).expanduser())
+    found = inspect(open_dataset(spec, how), progress)
     for notice in found.notices:
         progress.notice(notice)
+    if spec.name == "folder" and len(found.dataset.classes) <= 2:
+        progress.notice(one_task("the preset folder's tasks.split = 2-1", found.dataset.classes))
     return found

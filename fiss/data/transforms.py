@@ -1,8 +1,8 @@
 """Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms.
 
 A training sample is asked for by (index, key): the key seeds its crop and flip, so that a sample depends neither on
-which worker makes it nor on what was made before. Images stay bytes until they are on the device; `normalise` scales
-them there.
+which worker makes it nor on what was made before. Images keep the type in which they are read, mostly bytes, until
+they are on the device; `normalise` scales them there.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class AugmentSpec:
 
 
 class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
-    """Augmented images as bytes (3, crop, crop) and masks of ids (crop, crop), by (index, key)."""
+    """Augmented images (channels, crop, crop) and masks of ids (crop, crop), by (index, key)."""
 
     def __init__(self, split: Split, spec: AugmentSpec) -> None:
         self.split, self.spec = split, spec
@@ -90,21 +90,23 @@ class ScoredImages(TorchDataset[tuple[Tensor, Tensor]]):
 
 
 def _tensors(split: Split, index: int) -> tuple[Tensor, Tensor]:
-    """Image (3, H, W) and mask of ids (1, H, W), as bytes."""
+    """Image (channels, H, W) and mask of ids (1, H, W), of the type in which they are read."""
     image, mask = split.read(index)
     return torch.tensor(image).permute(2, 0, 1), torch.tensor(mask)[None]
 
 
 def normalise(images_BCHW: Tensor) -> Tensor:
-    """Bytes to floats with ImageNet's mean and deviation, channels last, on whatever device the images are."""
-    mean, std = _statistics(images_BCHW.device)
+    """The scale of bytes to floats with ImageNet's mean and deviation, channels last, on whatever device the images
+    are; other than three channels all have those of grey."""
+    mean, std = _statistics(images_BCHW.device, images_BCHW.shape[1])
     return (images_BCHW.contiguous(memory_format=torch.channels_last).float() - mean) / std
 
 
 @lru_cache(maxsize=8)
-def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+def _statistics(device: torch.device, channels: int) -> tuple[Tensor, Tensor]:
     """Kept on the device: a copy in every step would wait for it."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) * 255 for values in (MEAN, STD))
+    ours = (values if channels == 3 else [sum(values) / 3] * channels for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=device).view(channels, 1, 1) * 255 for values in ours)
     return mean, std
 
 

@@ -77,7 +77,7 @@ class SiteClient:
         training = replace(config.training, device=spec.device, batch=batch, workers=0, cache=0.0)
         self.config = config = replace(config, training=training)
         device = use_device(training)
-        self.site_folder = SiteFolder(spec, config.augment, device, progress, config.evaluation.size)
+        self.site_folder = SiteFolder(spec, config.augment, device, progress, config.evaluation.size, config.reading)
 
         def network(weights: str) -> Segmenter:
             return build_network(config, LabelSpace(((),)), device, weights)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fiss.data.dataset import FileSplit, files_by_stem, read_list
 from fiss.data.folder import read_classes
+from fiss.data.reading import RGB, Reading
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.deployment.site_config import SiteSpec
 from fiss.errors import UserError
@@ -26,7 +27,8 @@ from fiss.training.batches import Reader
 
 def describe(spec: SiteSpec, progress: Progress) -> list[str]:
     """What the federation would see of a folder, in words."""
-    held = SiteFolder(spec, AugmentSpec(), torch.device("cpu"), progress).rescan()
+    anything = Reading("0%,100%", 0)  # the federation's config says how images are read
+    held = SiteFolder(spec, AugmentSpec(), torch.device("cpu"), progress, how=anything).rescan()
     names = [held.classes[i - 1] for i in held.labelled]
     if not held.images:
         raise UserError(f"{spec.data}: no image with a mask that can be read.")
@@ -55,10 +57,16 @@ class SiteFolder:
     """The folder, each file decoded once when it appears."""
 
     def __init__(
-        self, spec: SiteSpec, augment: AugmentSpec, device: torch.device, progress: Progress, scored_size: int = 0
+        self,
+        spec: SiteSpec,
+        augment: AugmentSpec,
+        device: torch.device,
+        progress: Progress,
+        scored_size: int = 0,
+        how: Reading = RGB,
     ) -> None:
         self.spec, self.augment, self.device, self.progress = spec, augment, device, progress
-        self.scored_size = scored_size
+        self.scored_size, self.how = scored_size, how
         self.root = Path(spec.data)
         self._checked: dict[tuple[str, int, int, int, int], tuple[NDArray[np.bool_], int]] = {}
         self._reported: set[str] = set()
@@ -85,7 +93,8 @@ class SiteFolder:
         checksum = crc32("\n".join(f"{stem} {one}" for stem, one in zip(good, sums, strict=True)).encode())
 
         def split(name: str, stems: list[str]) -> FileSplit:
-            return FileSplit(name, tuple(stems), tuple(images[s] for s in stems), tuple(masks[s] for s in stems))
+            own, drawn = (tuple(found[s] for s in stems) for found in (images, masks))
+            return FileSplit(name, tuple(stems), own, drawn, self.how)
 
         if checksum != self._checksum:
             self.readers, self._checksum = self._readers(split("train", good)), checksum
@@ -108,7 +117,7 @@ class SiteFolder:
             stats = image.stat(), mask.stat()
             key = (stem, stats[0].st_size, stats[0].st_mtime_ns, stats[1].st_size, stats[1].st_mtime_ns)
             if key not in self._checked:
-                _, ids = FileSplit("train", (stem,), (image,), (mask,)).read(0)
+                _, ids = FileSplit("train", (stem,), (image,), (mask,), self.how).read(0)
                 shown = np.bincount(ids.ravel(), minlength=256) > 0
                 if wrong := [int(i) for i in np.nonzero(shown)[0] if classes < i < IGNORE]:
                     raise UserError(f"{mask}: mask ids {wrong} are not in classes.txt, which has {classes} names.")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fiss.config.config import Config
+from fiss.data.reading import RGB
 from fiss.data.transforms import View
 from fiss.errors import UserError
 from fiss.federation.collection import made_with
@@ -140,6 +141,8 @@ def open_extendable(where: Where, device: str, classes: Path | None = None) -> E
     if classes is not None and not is_pretrained(path):
         raise UserError("--classes is for models whose classes have no names; these have names.")
     config, snapshot, file = open_model(path, classes)
+    if config.reading != RGB:
+        raise UserError(f"{path}: it has data.window or model.channels; only models of 8-bit RGB images are extended.")
     if config.federation.private_names:
         raise UserError(f"{path}: the class names of this model are private, so those of a folder cannot be matched.")
     network = load_model(config, snapshot, file, pick_device(device))

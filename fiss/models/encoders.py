@@ -58,21 +58,21 @@ class Transformer(TimmViTEncoder):  # type: ignore[misc]
             options["depth"] = len(options["output_indices"])
         super().__init__(name, pretrained, **options, dynamic_img_size=True, num_classes=0)
         self._depth = len(self.out_channels)
-        self.out_channels = [3, *self.out_channels]
+        self.out_channels = [options.get("in_channels", 3), *self.out_channels]
 
     def forward(self, images_BCHW: Tensor) -> list[Tensor]:
         """The image and its maps, (B, D, h, w) each; the tokens of no place are left out."""
         return [images_BCHW, *super().forward(images_BCHW)[0]]
 
 
-def encoder_alone(name: str, weights: str | None, options: Mapping[str, Any]) -> Parts:
+def encoder_alone(name: str, weights: str | None, options: Mapping[str, Any], channels: int) -> Parts:
     """A network without a decoder."""
     own = {key.removeprefix("encoder_"): value for key, value in options.items()}
     timm_name = name.removeprefix("tu-")
     if name.startswith("tu-") and _has_one_grid(timm_name):
-        encoder = Transformer(timm_name, weights is not None, **own)
+        encoder = Transformer(timm_name, weights is not None, in_channels=channels, **own)
     else:
-        encoder = get_encoder(name, weights=weights, **own)
+        encoder = get_encoder(name, channels, weights=weights, **own)
     return Parts(encoder, LastMap(), encoder.out_channels[-1], encoder.output_stride)
 
 
@@ -98,6 +98,9 @@ def load_encoder(encoder: nn.Module, path: Path) -> None:
     if isinstance(encoder, Transformer):
         given = _as_in_timm(given, encoder.model, path)
         extra = [k for k in given if k not in wanted and not k.removeprefix("model.").startswith(HEADS)]
+    for name in given.keys() & wanted.keys():
+        if given[name].ndim == 4 and given[name].shape[1] == 3 != (channels := wanted[name].shape[1]):
+            given[name] = given[name][:, torch.arange(channels) % 3] * (3 / channels)  # of RGB, for what there is
     missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
     wrong = [k for k in wanted if k in given and given[k].shape != wanted[k].shape]
     if missing or wrong or extra:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fiss.errors import UserError, unknown
+from fiss.errors import UserError, check_least, unknown
 from fiss.labels import IGNORE
 from fiss.models.classifier import Classifier, Weights
 from fiss.models.output import Output
@@ -51,6 +51,11 @@ class ModelSpec:
     head: Literal["plain", "library"] = "plain"
     """plain: the classifier looks at one cell; library: as the architecture's own head does it, which may look at 3x3
     cells and enlarges with corners on corners."""
+    channels: int = 3
+    """Of the images: 3 for RGB and for grey that is repeated; others need an encoder that takes them."""
+
+    def __post_init__(self) -> None:
+        check_least("model.", self, 1, "channels")
 
 
 class _Tap(nn.Module):
@@ -269,8 +274,9 @@ def _network(spec: ModelSpec) -> "Parts":
     def make(weights: str | None) -> Parts:
         try:
             if spec.architecture == ALONE:
-                return encoder_alone(spec.encoder, weights, spec.options)
-            network = smp.create_model(spec.architecture, spec.encoder, weights, classes=1, **spec.options)
+                return encoder_alone(spec.encoder, weights, spec.options, spec.channels)
+            options = {"in_channels": spec.channels, "classes": 1, **spec.options}
+            network = smp.create_model(spec.architecture, spec.encoder, weights, **options)
             divisor = network.encoder.output_stride if network.requires_divisible_input_shape else 1
             conv, enlarging, *_ = network.segmentation_head
             side = conv.kernel_size[0] if spec.head == "library" else 1

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fiss.data.reading import RGB
 from fiss.data.transforms import MEAN, STD
 from fiss.errors import UserError, unknown
 from fiss.models.segmenter import Segmenter
@@ -84,6 +85,8 @@ def export(
     if kind == "onnx" and (missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]):
         raise UserError(f"{', '.join(missing)} not installed: pip install 'fiss[export]'; --format pt2 needs neither.")
     predictor = Predictor(model, "cpu", classes)
+    if predictor.how != RGB:
+        raise UserError("Only models of 8-bit RGB images can be exported; this one has data.window or model.channels.")
     path, name = path_of(model), predictor.file.parent.parent.name
     out = out or Path(f"{path.resolve().name if path.is_dir() else f'{name}-{path.stem}'}.{kind}")
     card = out.with_suffix(".md")

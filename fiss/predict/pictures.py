@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fiss.data.dataset import Bytes, read_image, read_lines
+from fiss.data.dataset import read_lines
+from fiss.data.reading import Bytes, Picture, as_shown
 from fiss.errors import UserError, writing
 from fiss.predict.predictor import Prediction, Predictor
 from fiss.progress import Progress
@@ -49,12 +50,12 @@ def write(
     colours = colours_of(len(predictor.names))
     records: list[dict[str, Any]] = []
     problems: list[UserError] = []
-    reading: deque[tuple[Path, Bytes]] = deque()
+    reading: deque[tuple[Path, Picture]] = deque()
 
-    def readable() -> Iterator[Bytes]:
+    def readable() -> Iterator[Picture]:
         for path in images:
             try:
-                reading.append((path, read_image(path)))
+                reading.append((path, predictor.how.read(path)))
             except UserError as error:
                 progress.advance()
                 progress.notice(f"left out: {error}")
@@ -63,7 +64,7 @@ def write(
                 yield reading[-1][1]
 
     progress.start("segmenting", len(images))
-    for seen in predictor.many(readable()):
+    for seen in predictor.segment(readable()):
         path, image = reading.popleft()
         if not records:
             for folder in folders:
@@ -71,7 +72,7 @@ def write(
             write_atomically(out / "classes.txt", ("\n".join(predictor.names[1:]) + "\n").encode())
         mask = Image.fromarray(seen.mask, "P")
         mask.putpalette(colours.tobytes())
-        drawings = {"masks": mask, "overlays": overlay(image, seen, colours)}
+        drawings = {"masks": mask, "overlays": overlay(as_shown(image), seen, colours)}
         records.append({"image": str(path), "shares": seen.shares})
         if unsure:
             where = seen.unsure(unsure)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fiss.data.dataset import Bytes, read_image, read_lines
+from fiss.data.dataset import read_lines
+from fiss.data.reading import Bytes, Picture
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.federation.private_names import private
@@ -111,14 +113,14 @@ class Predictor:
             raise UserError("--classes is for models whose classes have no names or private ones; these have names.")
         self.model = load_model(self.config, snapshot, self.file, pick_device(device))
         self.names = ("background", *(_readable(names, key, classes) if key else names))
-        self.size = self.config.evaluation.size
+        self.size, self.how = self.config.evaluation.size, self.config.reading
         self.grid = math.lcm(self.model.divisor, int(self.model.encoder.output_stride))
         self.tile = tile + -tile % self.grid
         if tile and tile < 4 * self.grid:
             raise UserError(f"--tile {tile}: at least {4 * self.grid} pixels for this network.")
 
-    def __call__(self, image: Path | str | Bytes) -> Prediction:
-        """Segment an image: a file, or an array (H, W, 3) or (H, W) of bytes.
+    def __call__(self, image: Path | str | NDArray[Any]) -> Prediction:
+        """Segment an image: a file, or an array (H, W, channels) or (H, W) of the values that files of its kind have.
 
         The model sees it at the size it was scored at; its logits are enlarged to the image's own.
 
@@ -128,7 +130,7 @@ class Predictor:
         """
         return next(self.many([image], 1))
 
-    def many(self, images: Iterable[Path | str | Bytes], batch: int = 4) -> Iterator[Prediction]:
+    def many(self, images: Iterable[Path | str | NDArray[Any]], batch: int = 4) -> Iterator[Prediction]:
         """Segment many images, as one at a time: they are read and come back in their order.
 
         Args:
@@ -139,13 +141,17 @@ class Predictor:
             >>> for seen in predictor.many(["a.jpg", "b.jpg"]):
             ...     print(seen.shares)
         """
-        left = iter(images)
-        while some := list(islice(left, max(1, batch))):
-            pixels = [_rgb(read_image(Path(one)) if isinstance(one, (Path, str)) else one) for one in some]
+        how = self.how  # that of training
+        return self.segment((how.read(Path(i)) if isinstance(i, (Path, str)) else how.take(i) for i in images), batch)
+
+    def segment(self, pictures: Iterable[Picture], batch: int = 4) -> Iterator[Prediction]:
+        """Segment many images that were read with `predictor.how`."""
+        left = iter(pictures)
+        while pixels := list(islice(left, max(1, batch))):
             yield from [self._tiled(image) for image in pixels] if self.tile else self._whole(pixels)
 
     @torch.inference_mode()
-    def _whole(self, images: Sequence[Bytes]) -> list[Prediction]:
+    def _whole(self, images: Sequence[Picture]) -> list[Prediction]:
         small = [_resized(self.model, image, self.size) for image in images]
         found: dict[int, Tensor] = {}
         for shape in dict.fromkeys(one.shape for one in small):
@@ -161,7 +167,7 @@ class Predictor:
         return Prediction(mask, self.names, partial(_enlarged, logits_Chw, size))
 
     @torch.inference_mode()
-    def _tiled(self, image: Bytes) -> Prediction:
+    def _tiled(self, image: Picture) -> Prediction:
         height, width = size = image.shape[:2]
 
         @torch.inference_mode()
@@ -178,22 +184,25 @@ class Predictor:
         return Prediction(mask, self.names, blocks, confidence)
 
 
-def logits_of(model: Segmenter, image: Bytes, size: int = 0) -> Tensor:
-    """Logits (C, h, w) of an image (H, W, 3) whose shorter side is first made `size`; 0: as it is."""
+def logits_of(model: Segmenter, image: Picture, size: int = 0) -> Tensor:
+    """Logits (C, h, w) of an image (H, W, channels) whose shorter side is first made `size`; 0: as it is."""
     return _logits(model, _resized(model, image, size))[0]
 
 
-def _resized(model: Segmenter, image: Bytes, size: int) -> Tensor:
-    """The image on the model's device, (1, 3, h, w)."""
+def _resized(model: Segmenter, image: Picture, size: int) -> Tensor:
+    """The image on the model's device, (1, channels, h, w)."""
     height, width = image.shape[:2]
     scale = size / min(height, width) if size else 1
     small = [max(1, round(side * scale)) for side in (height, width)]
     pixels = torch.tensor(image).permute(2, 0, 1)[None].to(next(model.parameters()).device).float()
-    return F.interpolate(pixels, small, mode="bilinear", antialias=True).round() if size else pixels
+    if not size:
+        return pixels
+    pixels = F.interpolate(pixels, small, mode="bilinear", antialias=True)
+    return pixels.round() if image.dtype == np.uint8 else pixels  # as in training
 
 
 def _logits(model: Segmenter, pixels_B3hw: Tensor) -> Tensor:
-    """Of images of bytes, (B, C, h, w)."""
+    """Of images on the scale of bytes, (B, C, h, w)."""
     height, width = pixels_B3hw.shape[2:]
     padded, _ = pad(pixels_B3hw, torch.zeros_like(pixels_B3hw[:, 0], dtype=torch.uint8), model.divisor)
     logits: Tensor = model(normalise(padded)).logits_BCHW
@@ -238,15 +247,6 @@ def _most_likely(
         found[here] = torch.where(better, (channel + first).to(torch.uint8), found[here])
         best[here] = most
     return found.numpy(), total.reciprocal().numpy()
-
-
-def _rgb(image: Bytes) -> Bytes:
-    image = np.asarray(image)
-    if image.ndim == 2:
-        image = np.stack([image] * 3, -1)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-        raise UserError(f"An image of shape {image.shape} and type {image.dtype}: expected (H, W, 3) or (H, W), uint8.")
-    return image
 
 
 def _readable(names: Sequence[str], key: str, classes: Path | str | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import cast, get_args
 
 from fiss.data import sources
 from fiss.data.index import DataCheck
+from fiss.data.reading import Reading
 from fiss.data.transforms import View
 from fiss.errors import unknown
 from fiss.progress import Progress
@@ -39,18 +40,22 @@ def evaluate(
         return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
 
 
-def check_data(path: str | Path, progress: Progress | bool | None = None) -> DataCheck:
-    """Look for whatever is wrong with a data set.
+def check_data(
+    path: str | Path, progress: Progress | bool | None = None, *, window: str = "", channels: int = 3
+) -> DataCheck:
+    """Look for whatever is wrong with a data set, and for what is suspicious.
 
     Args:
         path: A data set: VOC 2012, ADE20k, or images/, masks/, classes.txt; or `shapes`.
         progress: As for `fiss.run`.
+        window: As data.window of the config, for images beyond 8 bits.
+        channels: As model.channels of the config.
 
     Returns:
-        What is in both splits, and every problem with its file.
+        What is in both splits, every problem with its file, and suspicions.
 
     Example:
         >>> fiss.check_data("/data/mine").problems
     """
     with shown(progress) as told:
-        return sources.check_data(str(path), told)
+        return sources.check_data(str(path), told, Reading(window, channels))

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from fiss.config.presets import label
-from fiss.data.dataset import Bytes
 from fiss.data.label_maps import evaluation_table, training_table
+from fiss.data.reading import Bytes, as_shown
 from fiss.data.transforms import ScoredImages, TrainingImages, View, normalise, stack
 from fiss.errors import UserError, writing
 from fiss.labels import IGNORE, LabelSpace
@@ -166,7 +166,7 @@ def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[L
     colours, rows = colours_of(len(validation.classes) + 1), []
     for i, *labels in zip(images, *seen, strict=True):
         picture, mask = validation.split.read(i)
-        rows.append([picture, *(paint(ids.astype(np.int64), colours) for ids in (mask, *labels))])
+        rows.append([as_shown(picture), *(paint(ids.astype(np.int64), colours) for ids in (mask, *labels))])
     return rows
 
 
@@ -202,7 +202,9 @@ def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] |
     side = config.augment.crop
     for row in range(min(3, len(pictures))):
         maps = (masks[row].numpy(), *(ids[m[row, :side, :side].cpu().numpy()] for m in (labels, given)))
-        rows.append([pictures[row].permute(1, 2, 0).numpy(), *(paint(m.astype(np.int64), colours) for m in maps)])
+        rows.append(
+            [as_shown(pictures[row].permute(1, 2, 0).numpy()), *(paint(m.astype(np.int64), colours) for m in maps)]
+        )
     return ["image", "truth", "labels of the client", "with pseudo labels"], rows
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fiss.data import folder
-from fiss.data.dataset import Bytes, FileSplit
+from fiss.data.dataset import FileSplit
 from fiss.data.label_maps import Table
+from fiss.data.reading import Bytes, Picture
 from fiss.errors import UserError
 from fiss.labels import BACKGROUND, IGNORE, LabelSpace
 from fiss.progress import Progress
@@ -104,7 +105,7 @@ class HeldOut:
         """Numbered by folder: two may have images of one name."""
         return [f"{n}/{stem}" for n, (split, _) in enumerate(self.folders) for stem in split.stems]
 
-    def read(self, i: int) -> tuple[Bytes, Bytes]:
+    def read(self, i: int) -> tuple[Picture, Bytes]:
         """Image and mask of channels."""
         for split, table in self.folders:
             if i < len(split.stems):

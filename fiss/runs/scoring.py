@@ -54,7 +54,7 @@ class Validation:
     @classmethod
     def of_simulation(cls, config: Config, progress: Progress) -> "Validation":
         """The validation images of a simulation's data set."""
-        dataset = open_dataset(config.data)
+        dataset = open_dataset(config.data, config.reading)
         stream = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
         tasks = tuple(stream.names(task) for task in range(len(stream.tasks)))
         tasks = (tuple(name for task in tasks for name in task),) if config.joint else tasks
@@ -69,7 +69,7 @@ class Validation:
                 "The server of this federation has no images of its own (data.root in its federation.toml), so there "
                 "is nothing to score a model on, and nothing to draw."
             )
-        dataset = load(Path(config.data.root).expanduser())
+        dataset = load(Path(config.data.root).expanduser()).read_as(config.reading)
         index = _checked(build(dataset.val, dataset.classes, progress), config)
         return cls(config, dataset.classes, dataset.val, index, None)
 

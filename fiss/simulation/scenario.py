@@ -12,7 +12,8 @@ import torch
 from fiss.config.config import Config
 from fiss.data.cache import Decoded, free_bytes
 from fiss.data.dataset import Dataset, Split
-from fiss.data.index import Index, check, missing_classes
+from fiss.data.findings import one_task
+from fiss.data.index import Index, inspect, missing_classes
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.federation.boundaries import Calendar, Discovery
@@ -163,9 +164,10 @@ class Scenario:
     @cached_property
     def decoded(self) -> tuple[Split, Split]:
         """Both splits, kept in memory once read; validation images, which are all read in every round, first."""
+        how = self.config.reading
         most = min(int(self.config.training.cache * 2**30), free_bytes() // 2)
-        val = Decoded(self.dataset.val, self.val.sizes, most)
-        return Decoded(self.dataset.train, self.train.sizes, most - val.bytes_kept), val
+        val = Decoded(self.dataset.val, self.val.sizes, most, how)
+        return Decoded(self.dataset.train, self.train.sizes, most - val.bytes_kept, how), val
 
     @cached_property
     def training_images(self) -> Reader:
@@ -235,16 +237,20 @@ def open_scenario(config: Config, progress: Progress) -> Scenario:
     """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
     use_device(config.training)
     check_spec(config.model)
-    dataset = open_dataset(config.data)
+    dataset = open_dataset(config.data, config.reading)
     for notice in dataset.notices:
         progress.notice(notice)
     tasks = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
-    train, val = check(dataset, progress)
+    found = inspect(dataset, progress)
+    found.refuse()
+    train, val = found.train, found.val
     left_out = [name for i, name in enumerate(dataset.classes, 1) if i not in tasks.seen(len(tasks.tasks) - 1)]
     if left_out:
         progress.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
-    for notice in missing_classes(dataset, train, val):
+    for notice in (*missing_classes(dataset, train, val), *map(str, found.suspicions)):
         progress.notice(notice)
+    if len(tasks.tasks) == 1 and not config.joint:
+        progress.notice(one_task(f"tasks.split = {config.tasks.split}", dataset.classes))
     announced = is_announced(config)
     if config.monitor.name == "told" and not announced:
         progress.notice("tasks cannot be announced in this world: each client alone knows its own (oracle).")

@@ -73,7 +73,8 @@ def build_trainer(
             teacher.compile()
     if spec.graphs and device.type == "cuda":
         side = config.augment.crop + -config.augment.crop % student.divisor
-        images = torch.zeros((spec.batch, 3, side, side), device=device).contiguous(memory_format=torch.channels_last)
+        images = torch.zeros((spec.batch, student.spec.channels, side, side), device=device)
+        images = images.contiguous(memory_format=torch.channels_last)
         with autocast(spec, device):
             for count in groups:
                 set_training(student, config.method, count, spec)

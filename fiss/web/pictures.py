@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fiss.data.dataset import read_image
+from fiss.data.reading import RGB
 from fiss.errors import UserError
 from fiss.predict.pictures import colours_of, overlay
 from fiss.predict.predictor import Predictor
@@ -85,7 +85,10 @@ class Segmenting:
     def _predictor(self, file: Path) -> Predictor:
         key = file, file.stat().st_mtime_ns
         if key not in self.models:
-            self.models[key] = Predictor(file)
+            predictor = Predictor(file)
+            if predictor.how != RGB:
+                raise UserError("This model reads images with data.window or model.channels: use `fiss predict`.")
+            self.models[key] = predictor
             while len(self.models) > 3:
                 self.models.popitem(last=False)
         return self.models[key]
@@ -102,7 +105,7 @@ def _decoded(place: Path, data: bytes) -> Any:
         raise UserError("This is no image that can be read.") from error
     if across * down > MOST_PIXELS:
         raise UserError(f"{across} x {down} pixels are too many; at most {MOST_PIXELS:,}.")
-    image = Image.fromarray(read_image(file))
+    image = Image.fromarray(RGB.read(file))
     image.thumbnail((ACROSS, ACROSS))
     return np.asarray(image)
 

@@ -87,7 +87,7 @@ def test_data_check(tmp_path, capsys):
     root = make_folder(tmp_path)
     fiss("data", "check", root)
     out = capsys.readouterr().out
-    assert re.search(r"thing1\W+3\W+21\.43 %", out)
+    assert re.search(r"thing1\W+3\W+21\.43\W+33\.3", out)
     assert "no problems" in out
     (root / "val.txt").write_text("p7\np8\n")
     fiss("data", "check", root)

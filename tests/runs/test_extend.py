@@ -245,7 +245,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(summed, tmp_path):
     refused("masks .a folder of masks. is not there", half)
     unnamed = drawn(tmp_path / "unnamed", {"disc": "disc", "blob": "ell"})
     (unnamed / "classes.txt").write_text("disc")
-    refused(r"masks/img\d+.png: mask ids \[2\] are outside 0 to 1", unnamed)
+    refused(r"masks/img\d+.png: mask ids outside 0 to 1 .255 is ignored.: 2", unnamed)
     refused("nothing new: no mask shows a class", drawn(tmp_path / "nothing", {"blob": None}))
     refused("2 names for 1", names=["a", "b"])
     refused("without strokes", names=["a/b"])

@@ -1,0 +1,119 @@
+"""What one pass over a split notes of each image beside its classes, for what is suspicious about a data set: what is
+ignored, where ids touch the border, what the image looks like, how its mask is stored."""
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fiss.data.dataset import FileSplit, Split
+from fiss.data.reading import Bytes, Picture, is_wide
+from fiss.labels import IGNORE
+
+POINTS = 72
+"""Rows and columns that are looked at in an image."""
+ALIKE = 8
+"""Bits of 128 in which two views of the same thing may differ."""
+JPEG, ONE_BIT, WIDE = 1, 2, 4
+"""How files are stored: a mask as JPEG, a mask with one bit per pixel, an image of which only the high bytes count."""
+
+
+class Look(NamedTuple):
+    """One image."""
+
+    counts: NDArray[np.int64]
+    """Pixels of each id, (256,)."""
+    code: tuple[int, int]
+    """128 bits: whether it gets brighter to the right and downwards, in 64 places. No bit is set in a plain image."""
+    checksum: int
+    sides: NDArray[np.bool_]
+    """Which ids touch the top, bottom, left and right, (4, 256)."""
+    stored: int
+
+
+@dataclass(frozen=True)
+class Looks:
+    """All images of a split."""
+
+    pixels: NDArray[np.int64]
+    """Pixels of every id in all masks, (256,)."""
+    images: NDArray[np.int64]
+    """Images that show it, (256,)."""
+    sides: NDArray[np.int64]
+    """Images where it touches the top, bottom, left and right, (4, 256)."""
+    ignored: NDArray[np.int64]
+    """Ignored pixels by image."""
+    labelled: NDArray[np.bool_]
+    """Whether an image shows a class."""
+    codes: NDArray[np.uint64]
+    """What it looks like, by image, (N, 2)."""
+    checksums: NDArray[np.uint32]
+    """Of its pixels, by image."""
+    stored: NDArray[np.uint8]
+    """How its files are stored, by image."""
+
+    @classmethod
+    def of(cls, count: int) -> "Looks":
+        """Of so many images, none looked at yet."""
+        totals = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros((4, 256), np.int64)
+        ours = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros((count, 2), np.uint64)
+        return cls(*totals, *ours, np.zeros(count, np.uint32), np.zeros(count, np.uint8))
+
+    def note(self, i: int, look: Look) -> None:
+        """Add an image."""
+        counts = look.counts
+        self.pixels[:] += counts
+        self.images[:] += counts > 0
+        self.sides[:] += look.sides
+        self.labelled[i] = counts[1:IGNORE].any()
+        self.ignored[i], self.codes[i], self.checksums[i] = counts[IGNORE], look.code, look.checksum
+        self.stored[i] = look.stored
+
+    def arrays(self) -> dict[str, Any]:
+        """By name, as they are kept on the disk."""
+        return {f"looks_{field.name}": getattr(self, field.name) for field in fields(self)}
+
+
+def look_at(split: Split, i: int, image: Picture, mask: Bytes) -> Look:
+    """An image that has just been read."""
+    sides = np.zeros((4, 256), bool)
+    for side, line in zip(sides, (mask[0], mask[-1], mask[:, 0], mask[:, -1]), strict=True):
+        side[line] = True
+    stored = _stored(split, i) if isinstance(split, FileSplit) else 0
+    return Look(
+        np.bincount(mask.ravel(), minlength=256), code_of(image), crc32(np.ascontiguousarray(image).data), sides, stored
+    )
+
+
+def code_of(image: Picture) -> tuple[int, int]:
+    """What an image looks like: where it gets brighter, in the means of 9x9 parts of it."""
+    rows, columns = (np.linspace(0, side - 1, POINTS).astype(int) for side in image.shape[:2])
+    points = image[rows[:, None], columns].astype(np.float32).mean(-1)
+    means = points.reshape(9, POINTS // 9, 9, POINTS // 9).mean((1, 3))
+    across, down = means[:8, 1:] - means[:8, :-1], means[1:, :8] - means[:-1, :8]
+    first, second = (int.from_bytes(np.packbits(change > 1).tobytes(), "big") for change in (across, down))
+    return first, second
+
+
+def alike(some: NDArray[np.uint64], others: NDArray[np.uint64], itself: bool = False) -> NDArray[np.int64]:
+    """For each of `some` codes, (N, 2), the first of the `others` that looks alike, or -1. `itself`: they are the same
+    list, and none is its own likeness."""
+    found = np.full(len(some), -1, np.int64)
+    plain = [np.bitwise_count(codes).sum(1) < 2 * ALIKE for codes in (some, others)]
+    for i in np.nonzero(~plain[0])[0]:
+        near = np.nonzero(np.bitwise_count(others[:, 0] ^ some[i, 0]) <= ALIKE)[0]
+        near = near[np.bitwise_count(others[near] ^ some[i]).sum(1) <= ALIKE]
+        near = near[~plain[1][near] & ~(itself & (near == i))]
+        if len(near):
+            found[i] = near[0]
+    return found
+
+
+def _stored(split: FileSplit, i: int) -> int:
+    """From the beginnings of its files, whatever they are called."""
+    with Image.open(split.masks[i]) as mask, Image.open(split.images[i]) as image:
+        jpeg = JPEG * (mask.format in ("JPEG", "MPO"))
+        return jpeg | ONE_BIT * (mask.mode == "1") | WIDE * (is_wide(image) and not split.how.window)

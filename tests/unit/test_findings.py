@@ -1,0 +1,247 @@
+"""What can be read and is seldom meant: each mistake in a small data set, and the line that is said of it."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from worlds import make_folder, mask, picture, save
+
+from fiss.data.findings import grouped, one_task
+from fiss.data.index import build, check, inspect
+from fiss.data.looks import alike, code_of
+from fiss.data.reading import Problem
+from fiss.data.sources import check_data, open_dataset, recognise
+from fiss.errors import UserError
+from fiss.progress import Progress
+from fiss.reports import sheet
+
+
+def said(root):
+    return [str(finding) for finding in inspect(open_dataset(recognise(root))).suspicions]
+
+
+def masks(root, draw, count=10):
+    """Every mask of a small data set drawn anew by its number."""
+    make_folder(root, count)
+    for k in range(count):
+        save(root / "masks" / f"p{k}.png", draw(k))
+    return root
+
+
+def blob(inside, outside=0, side=16):
+    """A square in the middle."""
+    drawn = np.full((40, 48), outside, np.uint8)
+    drawn[20 - side // 2 : 20 + side // 2, 24 - side // 2 : 24 + side // 2] = inside
+    return drawn
+
+
+def test_a_good_data_set_has_nothing_suspicious(tmp_path):
+    make_folder(tmp_path, 30)
+    for k in range(30):  # three objects of different classes, ignored seams, background all round
+        drawn = blob(1 + k % 3)
+        drawn[4:10, 4:20], drawn[30:36, 4:20], drawn[10, 4:20] = 1 + (k + 1) % 3, 1 + (k + 2) % 3, 255
+        save(tmp_path / "masks" / f"p{k}.png", drawn)
+    assert said(tmp_path) == []
+
+
+def test_masks_of_0_and_255_are_refused(tmp_path):
+    """As hospitals save them: read as they are, every lesion would be ignored."""
+    masks(tmp_path, lambda k: blob(255))
+    (tmp_path / "classes.txt").write_text("lesion\n")
+    with pytest.raises(
+        UserError, match="all masks hold only 0 and 255: 255 is ignored, so lesion is in none"
+    ) as caught:
+        check(open_dataset(recognise(tmp_path)))
+    assert "`fiss data import values SOURCE DEST --map 255=lesion`" in str(caught.value)
+
+
+def test_masks_without_any_class_are_refused(tmp_path):
+    masks(tmp_path, lambda k: blob(0))
+    with pytest.raises(UserError, match="all masks hold only 0"):
+        check(open_dataset(recognise(tmp_path)))
+
+
+def test_some_masks_of_0_and_255_among_others(tmp_path):
+    lines = said(masks(tmp_path, lambda k: blob(255) if k in (2, 5, 6) else blob(1 + k % 3)))
+    assert any(line.startswith("3 masks hold only 0 and 255 (p2, p5, p6), so no class.") for line in lines)
+
+
+def test_ids_from_0_with_void_last_as_camvid_has_them(tmp_path):
+    """Sky is 0, so it is read as background, and every name goes to the class after its own."""
+    names = ["sky", "building", "road", "car"]  # and void, 4
+
+    def scene(k):
+        drawn = np.repeat(np.array([0, 0, 1, 1, 2, 2, 2, 2], np.uint8), 5)[:, None].repeat(48, 1)
+        drawn[20:30, 4 * k : 4 * k + 6], drawn[18:20, 10:20] = 3, 4
+        return drawn
+
+    masks(tmp_path, scene)
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    (line,) = (line for line in said(tmp_path) if "never reaches" in line)
+    assert line.startswith("Id 0, taken for background, never reaches the bottom of an image, so it may be a class")
+    assert "--map 0=sky,1=building,2=road,...,4=ignore`" in line
+    (tmp_path / "classes.txt").write_text("\n".join([*names, "void"]))  # with a name for void
+    lines = said(tmp_path)
+    assert any("Ids 0 to 4 are in the masks and 5 is not, so names may be shifted by one." in line for line in lines)
+    for k in range(10):
+        save(tmp_path / "masks" / f"p{k}.png", scene(k) + 1)
+    assert any(line.startswith("void (id 5) is learnt like any class.") for line in said(tmp_path))
+
+
+def test_a_class_that_is_everywhere_as_a_background_is(tmp_path):
+    lines = said(masks(tmp_path, lambda k: blob(2 + k % 2, outside=1)))
+    assert any(
+        line.startswith("thing1 (id 1) is 87 % of the pixels and in nearly every image, as a background is.")
+        for line in lines
+    )
+
+
+def test_masks_that_went_through_a_jpeg(tmp_path):
+    """Told by what is in the file, whatever it is called."""
+    root = make_folder(tmp_path)
+    for k in (1, 2):
+        Image.fromarray(blob(40 * k)).save(root / "masks" / f"p{k}.png", "JPEG", quality=60)
+    Image.fromarray(mask(0, 1)).save(root / "masks" / "p3.png", "JPEG", quality=100)  # happens to keep its ids
+    found = inspect(open_dataset(recognise(root)))
+    (problem,) = found.findings
+    assert str(problem).startswith("2 files: mask saved as JPEG, which invents ids outside 0 to 3")
+    assert "(p1.png, p2.png)" in str(problem)
+    assert any(str(one).startswith("3 masks are JPEG files") for one in found.suspicions)
+
+
+def test_masks_of_one_bit(tmp_path):
+    root = make_folder(tmp_path)
+    Image.fromarray(blob(1) > 0).save(root / "masks" / "p4.png")
+    assert Image.open(root / "masks" / "p4.png").mode == "1"
+    assert any("1 masks have one bit per pixel, so white is class 1 (thing1) (p4)" in line for line in said(root))
+
+
+def test_ids_that_are_a_value_map(tmp_path):
+    root = masks(tmp_path, lambda k: np.where(blob(1) > 0, 128, mask(0, 255)).astype(np.uint8))
+    (root / "classes.txt").write_text("liver\ntumour\n")
+    found = inspect(open_dataset(recognise(root)))
+    assert "if these are grey values that stand for classes: `fiss data import values" in found.problems[0]
+    assert str(found.findings[0]).count("--map 128=liver,255=tumour`") == 1
+    (root / "classes.txt").write_text("\n".join(f"c{i}" for i in range(200)))  # with so many names they are ids
+    for k in range(10):
+        save(root / "masks" / f"p{k}.png", mask(0, 50, 100))
+    assert any(line.startswith("Only every 50th id is used (50, 100).") for line in said(root))
+
+
+def test_classes_too_rare_and_pixels_ignored(tmp_path):
+    lines = said(masks(tmp_path, lambda k: np.where(blob(1) > 0, 2 if k == 3 else 1, mask(0, 255)).astype(np.uint8)))
+    assert any(line.startswith("Too rare in the training images to be learnt: thing2 (1 image).") for line in lines)
+    assert any("43 % of the pixels of train are ignored, most in p0, p1, p2." in line for line in lines)
+
+
+def smooth(seed):
+    """An image as photos are: large light and dark parts."""
+    rng = np.random.default_rng(seed)
+    large = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize((48, 40), Image.Resampling.BICUBIC)
+    return np.asarray(large).astype(np.int16)
+
+
+def test_the_same_image_and_near_identical_frames_in_both_parts(tmp_path):
+    root = make_folder(tmp_path, 20)
+    for k in range(20):
+        noise = np.random.default_rng(100 + k).integers(-3, 4, (40, 48, 3))
+        frame = 50 if k >= 17 else k  # the validation images are frames of one film
+        save(root / "images" / f"p{k}.png", (smooth(frame) + noise).clip(0, 255).astype(np.uint8))
+    lines = said(root)
+    assert any(line.startswith("3 of 3 validation images look like another one, so few views") for line in lines)
+    assert not any("training images" in line and "validation images look" in line for line in lines)
+    save(root / "images" / "p18.png", (smooth(4) + 2).clip(0, 255).astype(np.uint8))
+    (root / "images" / "p19.png").write_bytes((root / "images" / "p5.png").read_bytes())
+    lines = said(root)
+    assert any("1 of 3 validation images are training images under another name: p19 = p5." in line for line in lines)
+    assert any("1 of 3 validation images look like training images" in line and "p18 = p4" in line for line in lines)
+
+
+def test_what_looks_alike_against_a_slow_loop():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**63, (30, 2), dtype=np.uint64)
+    codes[7], codes[9] = codes[3] ^ np.array([7, 0], np.uint64), 0  # three bits differ; a plain image
+
+    def differing(a, b):
+        return sum(bin(int(x) ^ int(y)).count("1") for x, y in zip(a, b, strict=True))
+
+    expected = [
+        next((j for j in range(30) if j != i and 9 not in (i, j) and differing(codes[i], codes[j]) <= 8), -1)
+        for i in range(30)
+    ]
+    assert alike(codes, codes, itself=True).tolist() == expected
+    assert (expected[3], expected[7]) == (7, 3)
+
+
+def test_a_code_is_of_where_an_image_gets_brighter():
+    across = np.arange(90, dtype=np.uint8)[None, :, None].repeat(45, 0).repeat(3, 2)
+    assert code_of(across) == (2**64 - 1, 0)
+    assert code_of(across.swapaxes(0, 1)) == (0, 2**64 - 1)
+    assert code_of(across[:, ::-1]) == (0, 0)
+    assert code_of(across.astype(np.float32)[..., :1]) == (2**64 - 1, 0)
+
+
+def test_problems_are_grouped_with_three_names():
+    problems = [Problem(f"/d/m{i}.png", "16-bit or wider image", f", values {i}", "do", (i, 10 * i)) for i in range(40)]
+    (finding,) = grouped(problems)
+    names = "(m0.png, m1.png, m2.png and 37 more)"
+    assert str(finding) == f"40 files: 16-bit or wider image {names}, values from 0 to 390. Do."
+
+
+def test_all_kinds_of_problems_are_found_in_one_pass(tmp_path):
+    """Also where image and mask of one pair are both wrong."""
+    root = make_folder(tmp_path)
+    Image.fromarray(np.full((40, 48), 30000, np.uint16)).save(root / "images" / "p0.png")
+    save(root / "masks" / "p0.png", picture())
+    kinds = [problem.kind for problem in build(open_dataset(recognise(root)).train, ("a", "b", "c")).problems]
+    assert kinds == ["16-bit or wider image", "RGB colour mask"]
+
+
+def test_what_is_suspicious_is_said_from_the_cache_too(tmp_path):
+    root = masks(tmp_path, lambda k: blob(2 + k % 2, outside=1))
+    assert said(root) == said(root) != []
+
+
+def test_two_classes_make_one_task(tmp_path):
+    root = make_folder(tmp_path, classes=2)
+    heard = []
+    progress = Progress()
+    progress.notice = heard.append
+    check_data(str(root), progress)
+    line = one_task("the preset folder's tasks.split = 2-1", ("a", "b"))
+    assert line in heard
+    assert line.endswith("methods such as fbl do nothing. Set tasks.split = 1-1.")
+
+
+def test_the_contact_sheet_shows_each_class_under_its_name(tmp_path):
+    """A square of class 2 in the left half, and one of class 1 at the right: each is coloured under its own name."""
+    make_folder(tmp_path)
+    for k in range(10):
+        save(tmp_path / "images" / f"p{k}.png", np.full((40, 48, 3), 90 + k, np.uint8))
+        drawn = np.zeros((40, 48), np.uint8)
+        drawn[10:30, 4:20], drawn[10:30, 28:44], drawn[:4] = 2, 1, 255
+        save(tmp_path / "masks" / f"p{k}.png", drawn)
+    (tmp_path / "classes.txt").write_text("right\n<left>\nnever\n")
+    found = inspect(open_dataset(recognise(tmp_path)))
+    sheet.write(found, tmp_path / "sheet.html", Progress())
+    page = (tmp_path / "sheet.html").read_text()
+    assert "src=http" not in page
+    assert "&lt;left&gt; (id 2)" in page
+    parts = {part.split("</h2>")[0].split("</i>")[1]: part for part in page.split("<section>")[1:]}
+    assert list(parts) == [
+        "background (id 0)",
+        "right (id 1)",
+        "&lt;left&gt; (id 2)",
+        "never (id 3)",
+        "ignored (id 255)",
+    ]
+    for title, lit in (("right (id 1)", 1), ("&lt;left&gt; (id 2)", 0), ("background (id 0)", None)):
+        pictures = re.findall(r"base64,([^\"]+)", parts[title])
+        assert len(pictures) == 4  # two of each part
+        tile = np.asarray(Image.open(io.BytesIO(base64.b64decode(pictures[0]))).convert("RGB")).astype(int)
+        halves = [np.abs(tile[14:26, a : a + 10] - 90).mean() for a in (7, 31)]
+        assert [half > 25 for half in halves] == [lit == 0, lit == 1], (title, halves)
+    assert "base64" not in parts["never (id 3)"]
