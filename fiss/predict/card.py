@@ -45,7 +45,9 @@ def model_card(predictor: Predictor, about: Mapping[str, Any], file: str, agreed
         "licence of the weights": unknown,
     }
     shorter = (
-        f"Make its shorter side {predictor.size} px first, as when the model was scored. " if predictor.size else ""
+        f"Make its shorter side {predictor.size} px first, as when the model was scored. "
+        if predictor.size and not about["fixed"]
+        else ""
     )
     kind = str(about["format"])
     resize = RESIZE.format(size=predictor.size) if predictor.size and not about["fixed"] else ""
