@@ -13,7 +13,8 @@ from command_line import fiss
 from federated import Local, config, final, site_client, stage
 from rooms import ROOT
 
-from fiss.deployment import job_status, log, provisioning, server, status, supervisor
+from fiss.config.config import to_toml
+from fiss.deployment import entry_points, job_status, log, provisioning, server, status, supervisor
 from fiss.deployment.job_status import JobStatus, Seen
 from fiss.deployment.log import LOG, SharedLog, plain_log
 from fiss.deployment.server import open_run, run_rounds
@@ -36,8 +37,8 @@ def played(tmp_path_factory):
     run = open_run(settings, root / "run")
     clients = {}
     for number, name in NAMES.items():
-        client = site_client(root, settings, name)
-        clients[number] = Followed(client, root / "kits" / name / "fiss", client.labelled_classes)
+        site_client(root, settings, name)  # writes its kit
+        clients[number] = entry_points.site_client(root / "kits" / name, to_toml(settings), False)
 
     class Watched(Local):
         def ask(self, orders):
