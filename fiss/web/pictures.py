@@ -42,7 +42,11 @@ class Strips:
         with self.lock:
             folder = RunFolder.open(path)
             wanted = {f"task {task}": name for task, name in folder.last_models().items()}
-            there = () if folder.finished() else sorted((path / "weights").glob("round-*.safetensors"))
+            there = (
+                ()
+                if folder.finished() and not folder.deployed
+                else sorted((path / "weights").glob("round-*.safetensors"))
+            )
             wanted |= {f"round {int(file.stem.removeprefix('round-')) + 1}": file.stem for file in there}
             if folder.deployed:  # the groups' models by the round before which they were kept
                 wanted = {f"round {int(n.rsplit('-', 1)[1]) + (n[:5] == 'round')}": n for n in wanted.values()}
