@@ -6,7 +6,7 @@ Only this file knows the names of our FLARE classes and of the functions that a 
 import importlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,15 @@ def allow_classes(resources: Mapping[str, Any]) -> dict[str, Any]:
     return {**resources, "class_allow_list": [CLASSES, *others]}
 
 
-def write_job(folder: Path, entry_points: EntryPoints, server: Mapping[str, Any], site: Mapping[str, Any]) -> None:
-    """A job that calls these entry points with the arguments `server` and `site`."""
+def write_job(
+    folder: Path,
+    entry_points: EntryPoints,
+    server: Mapping[str, Any],
+    site: Mapping[str, Any],
+    sites: Iterable[str] | None = None,
+) -> None:
+    """A job that calls these entry points with the arguments `server` and `site`; for these sites, or for all that
+    FLARE knows."""
     (folder / "app" / "config").mkdir(parents=True)
     plain = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
     controller = {
@@ -82,7 +89,8 @@ def write_job(folder: Path, entry_points: EntryPoints, server: Mapping[str, Any]
         "args": {"entry_point": entry_points.server, "arguments": server},
     }
     executor = {"path": f"{CLASSES}.FissExecutor", "args": {"entry_point": entry_points.site, "arguments": site}}
-    meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    where = ["@ALL"] if sites is None else ["server", *sorted(sites)]
+    meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": where}}
     for name, content in (
         ("app/config/config_fed_server.json", {**plain, "workflows": [controller]}),
         ("app/config/config_fed_client.json", {**plain, "executors": [{"tasks": [TASK], "executor": executor}]}),

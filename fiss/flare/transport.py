@@ -8,7 +8,7 @@ answers it. Both functions are named in the job (job.py), so that this file know
 import math
 import queue
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -30,9 +30,11 @@ from fiss.federation.spec import FederationSpec
 from fiss.federation.wire import Message
 from fiss.flare.filters import refuse_unfiltered, refuse_unknown_names, result_filters, to_message, to_shareable
 from fiss.flare.job import TASK, server_function, site_function
+from fiss.flare.parent import end_with_parent
 from fiss.models.classifier import Weights
 
 TOO_LATE, TOO_SLOW, CUT_OFF = "it was too late", "it did not answer in time", "it was cut off, or started anew"
+SILENT = "it was not heard of any more"
 SUSPECT_AFTER = 20.0
 """Seconds without an answer after which FLARE is told that a site may be gone: it is, unless its job is heard of within
 a minute, which it is every ten seconds while it works."""
@@ -45,6 +47,7 @@ class FissController(Controller):  # type: ignore[misc]
 
     def __init__(self, entry_point: str, arguments: dict[str, Any]) -> None:
         super().__init__()
+        end_with_parent()
         self.entry_point, self.arguments = entry_point, arguments
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -69,6 +72,7 @@ class FissExecutor(Executor):  # type: ignore[misc]
 
     def __init__(self, entry_point: str, arguments: dict[str, Any]) -> None:
         super().__init__()
+        end_with_parent()
         self.entry_point, self.arguments = entry_point, arguments
         self.answer: Callable[[Message], Message] | None = None
 
@@ -113,10 +117,11 @@ class Transport:
         read: Callable[[str, Message], T],
         quorum: float = 1.0,
         patience: float = 0.0,
+        silent: Callable[[], Collection[str]] = tuple,
     ) -> Iterator[tuple[str, T | str]]:
         """Each message to the site of that name, one at a time at each site. Gives every site's answer as `read`
         returns it, or the reason why there is none. It ends when a share `quorum` has given an answer that can be
-        read, or after `patience` seconds (0: never)."""
+        read, or after `patience` seconds (0: never). Sites that are `silent` meanwhile are not waited for."""
         answers: queue.Queue[tuple[str, Shareable | str]] = queue.Queue()
         open_tasks: dict[str, Task] = {}
 
@@ -159,6 +164,9 @@ class Transport:
             except queue.Empty:
                 if self.abort_signal.triggered:
                     raise UserError("The job was stopped.") from None
+                for site in open_tasks.keys() & set(silent()):
+                    answers.put((site, SILENT))
+                    self.controller.cancel_task(open_tasks[site])
                 if patience and monotonic() > next_check:
                     next_check = monotonic() + SUSPECT_AFTER
                     for site in open_tasks:
@@ -190,8 +198,14 @@ class Transport:
 class FlareEngine:
     """Sites that own their data, by their numbers. Who did not answer is noted, and not asked again in this job."""
 
-    def __init__(self, transport: Transport, names: Mapping[int, str], spec: FederationSpec) -> None:
-        self.transport, self.names, self.spec = transport, names, spec
+    def __init__(
+        self,
+        transport: Transport,
+        names: Mapping[int, str],
+        spec: FederationSpec,
+        silent: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self.transport, self.names, self.spec, self.silent = transport, names, spec, silent
         self.numbers = {name: number for number, name in names.items()}
         self.missing: dict[int, str] = {}
         self.late: dict[int, str] = {}
@@ -245,7 +259,8 @@ class FlareEngine:
             return answer
 
         messages = [(self.names[n], message) for n, message in outgoing.items() if n not in self.missing]
-        for site, answer in self.transport.exchange(messages, read_checked, self.spec.quorum, self.spec.patience):
+        quorum, patience = self.spec.quorum, self.spec.patience
+        for site, answer in self.transport.exchange(messages, read_checked, quorum, patience, self.silent):
             if isinstance(answer, str):
                 (self.late if answer == TOO_LATE else self.missing)[self.numbers[site]] = answer
             else:
