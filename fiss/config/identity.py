@@ -39,6 +39,20 @@ SAME_RESULT = ("place", "rounding")
 """What may differ where the result is asked for, but for rounding."""
 SAME_ROW = ("place", "rounding", "path", "records", "seed")
 """What may differ between runs whose mean is taken."""
+WHILE_IT_LIVES = (
+    "place",
+    "world.clients",
+    "world.per_round",
+    "federation.patience",
+    "federation.quorum",
+    "federation.largest",
+    "evaluation",
+    "data.name",
+    "data.root",
+    "keep",
+)
+"""What may be changed while a real federation lives: whom a round asks and waits for, what protects it, how it is
+scored, what is kept. All else stays as it began: network, method, seed, the order of the labels."""
 NEWER: dict[str, tuple[str, ...]] = {
     "data": ("window",),
     "model": ("channels", "head"),

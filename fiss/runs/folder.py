@@ -6,6 +6,7 @@ that did not finish, and is cut off on resume.
 
     config.toml     the complete config            splits.json    who was selected, who held which images
     rounds.jsonl    one line per round             scores.jsonl   one line per evaluation
+    changes.jsonl   what was changed in the config since, in a real federation
     state.json      where the run stands, and every client's memory
     origin.json     program, machine and time, for each time it was begun or gone on with
     ledger-N.safetensors    sums by client, where features are added up
@@ -28,6 +29,9 @@ from fiss.errors import UserError, writing
 from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
+from fiss.runs.changes import with_changes
+from fiss.runs.files import cut, flush
+from fiss.runs.files import write_atomically as write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
 from fiss.runs.sums import SumsFiles, remembered
@@ -76,7 +80,8 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """An existing run folder."""
         if not (path / "config.toml").is_file():
-            raise UserError(f"{path} is not a run folder: it has no config.toml.")
+            why = " is not a run folder: it has no config.toml." if path.exists() else ": there is no such folder."
+            raise UserError(f"{path}{why}")
         return cls(path)
 
     @property
@@ -85,7 +90,10 @@ class RunFolder:
         return (self.path / "sites.json").is_file()
 
     def config(self) -> Config:
-        """The config the run was started with."""
+        """The config the run was started with, and what was changed in it since."""
+        return with_changes(self._begun(), self.path)
+
+    def _begun(self) -> Config:
         return read_toml(self.path / "config.toml")
 
     def locked(self) -> AbstractContextManager[None]:
@@ -182,13 +190,13 @@ class RunFolder:
             "format": FORMAT,
             "next_round": state.next_round,
             "finished": state.finished,
-            "config": config_digest(self.config()),
+            "config": config_digest(self._begun()),
             "weights": weights,
             "sha256": digests[weights],
             "digests": {name: digests[name] for name in there if name in digests and name not in old},
             "before": [snapshot.name if snapshot else None for snapshot in server.before],
             "taught": {str(client): snapshot.name for client, snapshot in sorted(server.teachers.items())},
-            "lengths": {log: _flush(self.path / log) for log in LOGS},
+            "lengths": {log: flush(self.path / log) for log in LOGS},
             "memories": {str(client): remembered(memory) for client, memory in sorted(state.memories.items())},
         }
         if server.collected is not None:
@@ -212,7 +220,7 @@ class RunFolder:
             record = json.loads(path.read_bytes())
             if record["format"] != FORMAT:
                 raise UserError(f"{path}: format {record['format']}, this fiss reads format {FORMAT}.")
-            if record["config"] != config_digest(self.config()):
+            if record["config"] != config_digest(self._begun()):
                 raise UserError(
                     f"{self.path / 'config.toml'} was changed after the run began; rounds would not belong together. "
                     "Undo that, or start a new run with the changed file."
@@ -234,7 +242,7 @@ class RunFolder:
             raise UserError(f"{path}: damaged or foreign ({type(error).__name__}: {error}).") from error
         model = self.read_weights(name)
         for log, length in lengths.items():
-            _cut(self.path / log, length)
+            cut(self.path / log, length)
         kept = {known: self.read_weights(known) for known in {*before, *taught.values()} if known}
         server = Server(
             model.label_space,
@@ -313,37 +321,3 @@ def read_model(path: Path) -> Snapshot:
             return Snapshot(path.stem, label_space, {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: damaged or foreign ({error}).") from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or nothing of it, also if the power goes."""
-    part = path.with_name(path.name + ".part")
-    with writing(path):
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _flush(path: Path) -> int:
-    """Make sure a log is on the disk; gives its length."""
-    if not path.is_file():
-        return 0
-    with writing(path), path.open("rb+") as file:
-        os.fsync(file.fileno())
-        return file.seek(0, os.SEEK_END)
-
-
-def _cut(path: Path, length: int) -> None:
-    size = path.stat().st_size if path.is_file() else 0
-    if size < length:
-        raise UserError(f"{path}: {size} bytes, state.json says {length}; lines of finished rounds are missing.")
-    if size > length:
-        with path.open("rb+") as file:
-            file.truncate(length)

@@ -25,7 +25,10 @@ class SumsFiles:
     def write(self, collected: Collected, round_: int) -> dict[str, Any]:
         """What state.json says of them; the file is written if they are not those of the last round."""
         if collected.ledger is not None and collected.ledger is not self._last[0]:
-            path = self.path / f"ledger-{round_:04d}.safetensors"
+            name = f"ledger-{round_:04d}"
+            while f"{name}.safetensors" == self._last[1]:  # state.json still means that one
+                name += "-again"
+            path = self.path / f"{name}.safetensors"
             collected.ledger.save(path)
             self._last = (collected.ledger, path.name, _digest(path))
         heard = {str(client): last for client, last in sorted(collected.heard.items())}
