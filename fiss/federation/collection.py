@@ -226,6 +226,22 @@ class Gathering:
             server = replace(server, weights=self.solved(weights, ledger, space))
         return server, tuple(replies), refused
 
+    def without(self, server: Server, client: int) -> Server:
+        """Without anything that a client contributed to the sums, and the classifier that comes of the others'. It
+        stays in what the trunk learnt from its images."""
+        collected = server.collected or Collected()
+        own = [name for name in (collected.ledger or Ledger("", 0)).contributions if name.startswith(f"{client:05d}/")]
+        if not own or collected.ledger is None:
+            return server
+        ledger = collected.ledger
+        for name in own:
+            ledger = ledger.without(name)
+        if not ledger.contributions:
+            raise UserError("Nobody else has contributed to the sums, so there would be no classifier without it.")
+        heard = {other: round_ for other, round_ in collected.heard.items() if other != client}
+        weights = self.solved(server.weights, ledger, server.label_space)
+        return replace(server, weights=weights, collected=replace(collected, heard=heard, ledger=ledger))
+
     def solved(self, weights: Weights, ledger: Ledger, space: LabelSpace) -> Weights:
         """The weights with the classifier that comes of those sums."""
         total = ledger.total(space.channels)
