@@ -35,6 +35,9 @@ def init(
     for kit in provisioning.init(folder, config, server, site, port):
         print(f"kit  {kit}")
     print(f"The config of all is {folder / 'federation.toml'}. Give each site its kit, and nobody else's.")
+    print(
+        f"Sites' private keys are in these kits: `fiss federation seal {folder}` encrypts or deletes the copies here."
+    )
 
 
 @app.command()
@@ -43,6 +46,96 @@ def add(folder: Folder, site: Annotated[str, typer.Argument(help="Name of the ne
     from fiss.deployment import provisioning
 
     print(f"kit  {provisioning.add(folder, site)}")
+
+
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")]
+TakeOut = Annotated[
+    bool, typer.Option("--take-out", help="Take what it contributed out of the sums (method analytic only).")
+]
+
+
+@app.command("stop-site")
+def stop_site(folder: Folder, site: SiteName) -> None:
+    """Shut one site down after the present round; it takes part again when it is started again."""
+    from fiss.deployment import operations
+    from fiss.reports.display import shown
+
+    with shown(True) as display:
+        operations.stop_site(folder, site, display)
+    print(f"{site} is stopped. `start.sh` in its kit starts it again.")
+
+
+@app.command()
+def leave(folder: Folder, site: SiteName, take_out: TakeOut = False) -> None:
+    """A site leaves for good, after the present round: it is shut down, and its kit is refused from then on."""
+    from fiss.deployment import operations
+    from fiss.reports.display import shown
+
+    with shown(True) as display:
+        operations.leave(folder, site, take_out, display)
+    print(f"{site} has left" + (", and the sums are without it." if take_out else "; its part in the model stays."))
+
+
+@app.command()
+def remove(folder: Folder, site: SiteName, take_out: TakeOut = False) -> None:
+    """Revoke a site's kit: it is refused at once, and from then on."""
+    from fiss.deployment import operations
+    from fiss.reports.display import shown
+
+    with shown(True) as display:
+        operations.remove(folder, site, take_out, display)
+    print(f"{site} is refused from now on" + (", and the sums are without it." if take_out else "."))
+
+
+@app.command()
+def renew(folder: Folder) -> None:
+    """New certificates for server, sites and administrator, for the keys that they have."""
+    from fiss.deployment import certificates, supervisor
+
+    until = certificates.renew(folder)
+    supervisor.renew_job(folder)
+    print(f"New certificates, valid until {until:%Y-%m-%d}. Sites get theirs with the next job; no round is lost.")
+    print("Each is used from the next start on: start the server and every site again within the month.")
+
+
+@app.command()
+def seal(
+    folder: Folder,
+    delete: Annotated[bool, typer.Option("--delete", help="Only delete the copies; the sites have theirs.")] = False,
+) -> None:
+    """Keep no private key of a site on the server: encrypt the sites' kits for their way, or delete them."""
+    from fiss.deployment import certificates
+
+    for archive, password in certificates.seal(folder, delete).items():
+        print(f"{archive}  password {password}")
+    print("No private key of a site is here any more." + ("" if delete else " The passwords are shown this once."))
+
+
+@app.command()
+def unseal(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="NAME.sealed, as the server's people gave it.")],
+    out: Annotated[Path, typer.Option(help="The folder that the kit is put into.")] = Path(),
+    password: Annotated[str, typer.Option(help="Asked for if not given.")] = "",
+) -> None:
+    """At a site: the start-up kit in an encrypted archive."""
+    from fiss.deployment import certificates
+
+    kit = certificates.unseal(archive, password or typer.prompt("Password", hide_input=True), out)
+    print(f"kit  {kit}: fiss federation site {kit} --data FOLDER is next.")
+
+
+@app.command("set")
+def set_(
+    folder: Folder,
+    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys of federation.toml.")],
+) -> None:
+    """Change what may change while a federation lives; it takes effect with the next job."""
+    from fiss.config.config import parse_settings
+    from fiss.deployment import provisioning, supervisor
+
+    provisioning.change_config(folder, parse_settings(settings))
+    running = supervisor.renew_job(folder)
+    print(f"{folder / 'federation.toml'} is changed; it holds from the next {'round' if running else '`run`'} on.")
 
 
 @app.command()

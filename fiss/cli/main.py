@@ -270,6 +270,8 @@ def _going_on(error: OSError) -> str:
 
     folders = Path(error.filename or "").parents if error.errno in (errno.ENOSPC, errno.EDQUOT) else ()
     run = next((folder for folder in folders if (folder / "config.toml").is_file()), None)
-    if run is None or (run / "sites.json").is_file() or RunFolder(run).finished():
+    if run is None or RunFolder(run).finished():
         return ""
+    if RunFolder(run).deployed:
+        return f". No finished round is lost: make room, then `fiss federation run {run.parent} ...` goes on."
     return f". No finished round is lost: make room, then `fiss resume {run}` goes on."

@@ -194,6 +194,7 @@ def federation_table(status: "FederationStatus", values: Mapping[str, Any]) -> T
     table.add_row("classes", escape(", ".join(values["classes"])) or "none yet")
     for name, site in values["sites"].items():
         parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
+        parts = ["refused"] if name in status.removed else parts
         parts += [site["state"]] if site["state"] not in ("there", "unknown") else []
         parts += ["in the present job" if name in status.job.sites and name not in status.job.missing else ""]
         took = site["last_round"]

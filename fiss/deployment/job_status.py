@@ -11,7 +11,9 @@ from fiss.federation.loop import Engine
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply
 from fiss.runs.folder import RunFolder, write_atomically
 
-JOB, SEEN = "job.json", "seen.json"
+JOB, SEEN, SILENT = "job.json", "seen.json", "silent.json"
+FRESH = 60.0
+"""Seconds for which what the supervisor says of silent sites counts; it says it again every second."""
 LOOKS, TRAINS = "look at their data", "train"
 """What the sites of `waiting` do."""
 HEARD_EVERY = 5.0
@@ -62,6 +64,15 @@ class JobStatus:
     def write(self, run: RunFolder) -> None:
         """For others to read."""
         write_atomically(run.path / JOB, json.dumps(asdict(self)).encode())
+
+
+def silent_sites(run: RunFolder) -> list[str]:
+    """Sites that the supervisor does not hear of any more; a round does not wait for them."""
+    path = run.path / SILENT
+    try:
+        return list(json.loads(path.read_bytes())) if time() - path.stat().st_mtime < FRESH else []
+    except (OSError, ValueError):
+        return []
 
 
 class Observed:

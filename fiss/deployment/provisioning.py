@@ -10,21 +10,23 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from tempfile import gettempdir
 from typing import Any
 
-from fiss.config.config import Config, read_toml, to_toml
-from fiss.config.identity import with_absolute_paths
-from fiss.deployment.server import check
+import tomlkit
+
+from fiss.config.config import Config, read_toml, to_dict, to_toml, with_settings
+from fiss.config.identity import differences, with_absolute_paths
+from fiss.deployment.server import check, refuse_changes
 from fiss.deployment.service import write_unit
 from fiss.deployment.site_config import TEMPLATE
 from fiss.errors import UserError
 from fiss.flare.job import allow_classes, allows_classes, require_flare
-from fiss.runs.folder import write_atomically
+from fiss.runs.folder import RunFolder, write_atomically
 
 ADMIN = "admin@fiss.org"
 RESOURCES = Path("local") / "resources.json"
@@ -44,6 +46,8 @@ PRIVACY = {
     "default_scope": "site",
 }
 """The sample of privacy.json in a site's kit, in place of FLARE's, which names classes that do not exist."""
+LOGGING, LOG_BYTES = "log_config.json", 5_000_000
+"""How FLARE logs: each of its four files has three older ones of so many bytes."""
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 
 
@@ -80,6 +84,8 @@ def add(folder: Path, site: str) -> Path:
     """One more site, with a kit of the same federation."""
     require_flare()
     project = read_project(folder)
+    if site in disabled_sites(folder):
+        raise UserError(f"{site} was removed, and kits of that name are refused: choose another name.")
     _check_names([project.server, *project.sites, site])
     _write_project(folder, replace(project, sites=[*project.sites, site]))
     try:
@@ -100,6 +106,20 @@ def read_project(folder: Path) -> Project:
         raise UserError(f"{folder}: not a federation made by `fiss federation init` ({error}).") from error
 
 
+def disabled_file(folder: Path) -> Path:
+    """Where FLARE's server keeps the names of sites that it turns away."""
+    return folder / "kits" / read_project(folder).server / "disabled_clients.json"
+
+
+def disabled_sites(folder: Path) -> list[str]:
+    """Sites that were removed or have left."""
+    path = disabled_file(folder)
+    try:
+        return list(json.loads(path.read_bytes())["disabled_clients"]) if path.is_file() else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged or foreign ({error}).") from error
+
+
 def admin_kit(folder: Path) -> Path:
     """The administrator's kit."""
     return folder / "kits" / ADMIN
@@ -109,6 +129,26 @@ def config_of(folder: Path) -> Config:
     """The federation's config, checked."""
     config = read_toml(folder / "federation.toml")
     check(config)
+    return config
+
+
+def change_config(folder: Path, settings: Mapping[str, str]) -> Config:
+    """Change keys of the federation's config; its comments stay."""
+    path = folder / "federation.toml"
+    before = config_of(folder)
+    config = with_absolute_paths(with_settings(before, settings))
+    check(config)
+    if (folder / "run" / "state.json").is_file():
+        refuse_changes(RunFolder.open(folder / "run").config(), config, path)
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    values = to_dict(config)
+    for key in differences(before, config, ignoring=()):
+        section, _, last = key.partition(".")
+        if last:
+            document[section][last] = values[section][last]
+        else:
+            document[section] = values[section]
+    write_atomically(path, tomlkit.dumps(document).encode())
     return config
 
 
@@ -159,13 +199,18 @@ def _check_names(names: Sequence[str]) -> None:
 
 def _write_project(folder: Path, content: Project) -> None:
     """In JSON, which is YAML."""
+    write_atomically(folder / "project.yml", json.dumps(_project(content), indent=1).encode())
+
+
+def _project(content: Project) -> dict[str, Any]:
+    """As FLARE's provisioning reads it."""
     impl, server, port = "nvflare.lighter.impl", content.server, content.port
     point = {"sp_end_point": f"{server}:{port}:{port + 1}"}
     agent = {"path": "nvflare.ha.dummy_overseer_agent.DummyOverseerAgent", "overseer_exists": False, "args": point}
     people = [{"name": server, "type": "server", "org": "fiss", "fed_learn_port": port, "admin_port": port + 1}]
     people += [{"name": site, "type": "client", "org": "fiss"} for site in content.sites]
     people += [{"name": ADMIN, "type": "admin", "org": "fiss", "role": "project_admin"}]
-    project = {
+    return {
         "api_version": 3,
         "name": "fiss",
         "description": "a federation of fiss",
@@ -180,18 +225,21 @@ def _write_project(folder: Path, content: Project) -> None:
             {"path": f"{impl}.signature.SignatureBuilder"},
         ],
     }
-    write_atomically(folder / "project.yml", json.dumps(project, indent=1).encode())
 
 
 def _provision(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Let FLARE make the kits, and take over those of that name."""
-    words = ["-m", "nvflare.cli", "provision", "--force", "-p", str(folder / "project.yml")]
-    words += ["-w", str(folder / "provision")]
+    """Let FLARE make the kits, and take over those of that name. It is told of these sites alone: it would need the
+    private keys of the others."""
+    project, place = read_project(folder), folder / "provision"
+    place.mkdir(exist_ok=True)
+    place.chmod(0o700)
+    asked = replace(project, sites=[name for name in project.sites if name in names])
+    write_atomically(place / "asked.yml", json.dumps(_project(asked), indent=1).encode())
+    words = ["-m", "nvflare.cli", "provision", "--force", "-p", str(place / "asked.yml"), "-w", str(place)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     made = sorted((folder / "provision" / "fiss").glob("prod_*"))
     if done.returncode or not made:
         raise UserError(f"FLARE's provisioning failed: {(done.stderr or done.stdout).strip()[-1000:]}")
-    (folder / "provision").chmod(0o700)
     kits = []
     for name in names:
         kit = folder / "kits" / name
@@ -220,6 +268,11 @@ def _furnish(kit: Path) -> None:
         if part["id"] == "job_scheduler":
             part["args"] = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
     write_atomically(kit / RESOURCES, json.dumps(resources, indent=1).encode())
+    if (kit / "local" / f"{LOGGING}.default").is_file():
+        logs = json.loads((kit / "local" / f"{LOGGING}.default").read_bytes())
+        for handler in logs["handlers"].values():
+            handler.update({"maxBytes": LOG_BYTES, "backupCount": 3} if "maxBytes" in handler else {})
+        write_atomically(kit / "local" / LOGGING, json.dumps(logs, indent=1).encode())
     if (kit / "startup" / "fed_client.json").is_file():
         rules = json.loads((kit / "local" / "authorization.json.default").read_bytes())
         every = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")

@@ -1,15 +1,15 @@
 """What the server of a real federation does over the rounds; the loop and the run folder are those of a simulation."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
 import torch
 
 from fiss.config.config import Config, to_toml
-from fiss.config.identity import differences
-from fiss.deployment.job_status import JOB, Observed, SiteEngine
+from fiss.config.identity import WHILE_IT_LIVES, differences
+from fiss.deployment.job_status import JOB, Observed, SiteEngine, silent_sites
 from fiss.errors import UserError
 from fiss.federation.boundaries import Discovery
 from fiss.federation.collection import Gathering
@@ -19,6 +19,7 @@ from fiss.labels import LabelSpace
 from fiss.monitors.rules import RULES
 from fiss.progress import Progress
 from fiss.rng import stream
+from fiss.runs.changes import CHANGES, change
 from fiss.runs.folder import RunFolder, State, write_atomically
 from fiss.runs.provenance import origin
 from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
@@ -30,6 +31,9 @@ MONITORS = tuple(name for name in RULES if name not in ("told", "oracle", "refer
 """Those that a site can use: the others know what only a simulation knows."""
 STOP, RENEW = "stop", "renew"
 """Marks in the run folder: end after this round; end this job after it, because the sites have changed."""
+PROBLEM = "problem.txt"
+"""In the run folder: why the last job failed."""
+QUIET = Progress()
 
 
 def check(config: Config) -> None:
@@ -53,20 +57,31 @@ def number_sites(run: RunFolder, names: Sequence[str]) -> dict[int, str]:
     return {i: name for i, name in enumerate(known) if name in names}
 
 
-def open_run(config: Config, out: Path) -> RunFolder:
-    """The federation's run folder; a new one if there is none."""
+def open_run(config: Config, out: Path, progress: Progress = QUIET) -> RunFolder:
+    """The federation's run folder; a new one if there is none. What may change while it lives changes here."""
     check(config)
     if not (out / "config.toml").is_file():
         return RunFolder.create(out, config)
     run = RunFolder.open(out)
     if not (out / "state.json").is_file():  # no round is finished: as it is now
         write_atomically(out / "config.toml", to_toml(config).encode())
+        (out / CHANGES).unlink(missing_ok=True)
+    refuse_changes(run.config(), config, out.parent / "federation.toml")
     if changed := differences(run.config(), config, ignoring=()):  # all go by the run's own
-        raise UserError(
-            f"{out.parent / 'federation.toml'} was changed after the run began ({', '.join(changed)}); rounds would "
-            "not belong together. Undo that, or begin a new federation."
-        )
+        round_ = len(run.rounds(finished=True))
+        for key, (before, after) in change(out, run.config(), config, changed, round_).items():
+            progress.notice(f"{key} was {before} and is {after} from the next job on.")
     return run
+
+
+def refuse_changes(before: Config, after: Config, path: Path) -> None:
+    """Only some keys may change while a federation lives."""
+    if fixed := differences(before, after, ignoring=WHILE_IT_LIVES):
+        may = ", ".join(key for key in WHILE_IT_LIVES if key != "place")
+        raise UserError(
+            f"{path} was changed after the run began where it may not ({', '.join(fixed)}): rounds would not belong "
+            f"together. Undo that, or begin a new federation. What may change: {may}."
+        )
 
 
 def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], until: int, progress: Progress) -> None:
@@ -81,12 +96,16 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         spec, observed = config.federation, Observed(engine, folder, names)
         evaluator = ServerEvaluator(config, progress) if config.data.root else None
         numbered: dict[int | str, int] = {name: n for n, name in names.items()}
+        waiting = set[int]()
+        """Sites with classes that were new, until they have answered an order."""
         for past in folder.rounds():  # cut to the last finished one
             engine.acknowledged |= {numbered[p.client]: past.round for p in past.probes or () if p.client in numbered}
-        participants = _participants(folder, config, engine, names, start, until)
+            waiting |= {numbered[p.client] for p in past.probes or () if p.missing and p.client in numbered}
+            waiting -= {numbered[reply.client] for reply in past.replies if reply.client in numbered}
+        participants = _participants(folder, config, engine, names, waiting, range(start, until))
         boundaries = Discovery(config.method, config.seed, config.training.horizon)
         traffic = engine.traffic
-        for result in run(server, participants, boundaries, observed, spec, progress, _gathering(config)):
+        for result in run(server, participants, boundaries, observed, spec, progress, gathering_of(config)):
             asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
@@ -94,6 +113,8 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 _note_scores(folder, result.probe_results, before, result.participants.round - 1)
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
+            waiting |= {said.client for said in result.probe_results if said.missing}
+            waiting -= {reply.client for reply in result.replies}
             space = result.server.label_space
             record = RoundRecord.of(
                 result,
@@ -170,7 +191,7 @@ def initial_server(config: Config) -> Server:
     return Server(space, build_network(config, space).weights())
 
 
-def _gathering(config: Config) -> Gathering | None:
+def gathering_of(config: Config) -> Gathering | None:
     """The server's part where features are added up."""
     if (collection := config.method.collection) is None:
         return None
@@ -179,16 +200,23 @@ def _gathering(config: Config) -> Gathering | None:
 
 
 def _participants(
-    folder: RunFolder, config: Config, engine: SiteEngine, names: Mapping[int, str], start: int, until: int
+    folder: RunFolder,
+    config: Config,
+    engine: SiteEngine,
+    names: Mapping[int, str],
+    waiting: Collection[int],
+    rounds: Iterable[int],
 ) -> Iterator[Participants]:
-    """Who is asked, round after round."""
-    for round_ in range(start, until):
+    """Who is asked, round after round: those who wait to train on new classes first."""
+    for round_ in rounds:
         if any((folder.path / mark).exists() for mark in (STOP, RENEW)):
             return
-        there = [n for n in sorted(names) if n not in engine.missing]
+        silent = silent_sites(folder)
+        there = [n for n in sorted(names) if n not in engine.missing and names[n] not in silent]
         if not there:
             return
-        count = min(config.world.per_round, len(there))
-        selected = tuple(sorted(stream(config.seed, "select", round_).sample(there, count)))
+        drawn = stream(config.seed, "select", round_).sample(there, min(config.world.per_round, len(there)))
+        urgent = tuple(n for n in there if n in waiting)
+        selected = tuple([*urgent, *(n for n in drawn if n not in urgent)][: len(drawn)])
         probed = tuple(there) if config.monitor.probed == "all" else selected
-        yield Participants(round_, selected, probed, tuple(there))
+        yield Participants(round_, selected, probed, tuple(there), urgent)

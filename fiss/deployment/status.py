@@ -88,7 +88,7 @@ def server_values(status: FederationStatus) -> dict[str, Any]:
         "score": {"round": status.score.round + 1, "miou": status.score.miou, "iou": dict(status.score.iou)}
         if status.score
         else None,
-        "warnings": warnings(status.folder, job, last),
+        "warnings": [*warnings(status.folder, job, last), *status.warnings],
         "log": log_lines(status.folder / "run"),
     }
 

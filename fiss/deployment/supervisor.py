@@ -4,20 +4,25 @@ The sites of a FLARE job are fixed when it starts. So when a site joins or comes
 its round and the next one is submitted; and when the server was away, it is submitted once it is there again.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from errno import ENOSPC
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fiss.config.config import to_toml
 from fiss.deployment import provisioning
-from fiss.deployment.job_status import JOB, JobStatus, Seen
+from fiss.deployment.certificates import expiring, renewed
+from fiss.deployment.job_status import JOB, SILENT, JobStatus, Seen
 from fiss.deployment.log import Logged
 from fiss.deployment.provisioning import Project
-from fiss.deployment.server import RENEW, STOP, ServerEvaluator, open_run
+from fiss.deployment.server import PROBLEM, RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
 from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
@@ -28,9 +33,16 @@ from fiss.runs.records import RoundRecord, ScoreRecord
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
 
+HOLD = "hold.lock"
+"""Whoever locks it in the federation's folder keeps the next job from beginning."""
 RECENT = 40.0
 """Seconds since a site was last heard of after which it does not count as connected."""
 FIRST_WAIT, LONGEST_WAIT = 5.0, 3600.0
+LEAST_FREE = 1 << 20
+"""Bytes: with less the disk is full."""
+ENDING = 20.0
+"""Seconds that FLARE is given to end a job whose rounds are over. By itself it waits a quarter of an hour for what a
+site that has gone had to say."""
 
 
 def supervise(folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0) -> RunFolder:
@@ -43,17 +55,25 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
     provisioning.refuse_old_kits(folder)
     if config.data.root:
         ServerEvaluator(config, progress)  # what is wrong with the server's images is said here, and not in a log
-    run = open_run(config, folder / "run")
-    progress = Logged(progress, run.path)
     with _alone(folder):
+        run = open_run(config, folder / "run", progress)
+        progress = Logged(progress, run.path)
+        for text in expiring(folder):
+            progress.notice(text)
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
         jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress), 0.0, ""
         while not (run.path / STOP).exists() and (before := finished_rounds(run)) < rounds:
             try:
+                if _is_held(folder):
+                    sleep(1.0)
+                    continue
+                open_run(provisioning.config_of(folder), run.path, progress)  # it may have been changed
                 problem = jobs.run_job()
             except AWAY as error:  # it may come back
                 problem = f"waiting for the server ({type(error).__name__})"
+            except (UserError, OSError) as error:  # a wrong key, a full disk: it goes on when that is put right
+                problem = str(error)
             if finished_rounds(run) > before:
                 stalled_since = 0.0
             else:  # also if a job ended well, because none of its sites answered
@@ -73,7 +93,19 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
     """One supervisor at a time."""
-    return locked(folder / "federation.toml", f"{folder}: another `fiss federation run` is at work in it.")
+    lock = folder / "run.lock"  # a file that is never replaced
+    lock.touch()
+    return locked(lock, f"{folder}: another `fiss federation run` is at work in it.")
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a command is at work on the sites, so that no job may begin."""
+    (folder / HOLD).touch()
+    try:
+        with locked(folder / HOLD, ""):
+            return False
+    except UserError:
+        return True
 
 
 def stop(folder: Path) -> None:
@@ -87,6 +119,14 @@ def stop(folder: Path) -> None:
     if not running and not (folder / "run" / JOB).is_file():  # a job may outlive who began it
         raise UserError(f"{folder}: no `fiss federation run` is at work in it, so there is nothing to stop.")
     write_atomically(folder / "run" / STOP, b"")
+
+
+def renew_job(folder: Path) -> bool:
+    """Let the present job end after its round, so that the next one begins; gives whether there is one."""
+    there = (folder / "run" / JOB).is_file()
+    if there:
+        write_atomically(folder / "run" / RENEW, b"")
+    return there
 
 
 def finished_rounds(run: RunFolder) -> int:
@@ -108,6 +148,9 @@ class FederationStatus:
     score: ScoreRecord | None
     """Record of the last one."""
     stopping: bool
+    removed: Sequence[str] = ()
+    """Sites that left or were removed."""
+    warnings: Sequence[str] = ()
 
 
 def survey(folder: Path) -> FederationStatus:
@@ -117,7 +160,7 @@ def survey(folder: Path) -> FederationStatus:
         from fiss.flare.admin import Admin
 
         with Admin(provisioning.admin_kit(folder), 10.0) as admin:
-            connected: dict[str, float] | None = _connected(admin)
+            connected: dict[str, float] | None = connected_sites(admin)
     except Exception:  # no server, no FLARE: the run folder still says where it stands
         connected = None
     run = RunFolder(folder / "run")
@@ -130,6 +173,8 @@ def survey(folder: Path) -> FederationStatus:
         JobStatus.read(run),
         scores[-1] if scores else None,
         (run.path / STOP).exists(),
+        provisioning.disabled_sites(folder),
+        expiring(folder),
     )
 
 
@@ -150,39 +195,70 @@ class _JobSeries:
         from fiss.flare.admin import ENDED, Admin
 
         with Admin(provisioning.admin_kit(self.folder), 10.0) as admin:
-            connected = _connected(admin)
+            connected = connected_sites(admin)
             self.seen = self.seen.noted(self.run.path, connected)
             if len(connected) < self.least:
                 return f"waiting for {self.least} site(s), {len(connected)} there"
             for mark in (RENEW, JOB):
                 (self.run.path / mark).unlink(missing_ok=True)
-            job, status = self._submit(admin), ""
+            job, status, before = self._submit(admin, connected), "", finished_rounds(self.run)
             self.progress.notice(f"a job with {', '.join(sorted(connected))}.")
+            began, over_since = False, 0.0
             try:
                 while not status.startswith(ENDED):
                     sleep(1.0)
                     status = admin.status(job)
                     self._show_new_rounds()
-                    connected = _connected(admin)
+                    connected = connected_sites(admin)
                     self.seen = self.seen.noted(self.run.path, connected)
-                    if not (self.run.path / RENEW).exists() and self._sites_changed(connected):
-                        write_atomically(self.run.path / RENEW, b"")
+                    if there := (self.run.path / JOB).is_file():
+                        self._watch_sites(connected)
+                    elif began or finished_rounds(self.run) > before:
+                        over_since = over_since or monotonic()
+                        if monotonic() - over_since > ENDING:
+                            break
+                    began = began or there
             finally:
+                (self.run.path / SILENT).unlink(missing_ok=True)
                 if not status.startswith(ENDED):
                     admin.abort(job)
             self._show_new_rounds()
-            return "" if status.endswith("COMPLETED") else f"a job ended as {status}; the server's log says why"
+            if over_since or status.endswith("COMPLETED"):
+                admin.forget(job)  # not of one that failed: its log says why
+                return ""
+            return f"a job ended as {status}: {self._problem()}"
 
-    def _submit(self, admin: "Admin") -> str:
-        """The job that goes on from the last finished round."""
+    def _problem(self) -> str:
+        """Why the last job failed, as far as it could say so."""
+        path = self.run.path
+        found = (path / PROBLEM).read_text() if (path / PROBLEM).is_file() else ""
+        if disk_usage(path).free < LEAST_FREE or os.strerror(ENOSPC) in found:
+            found = f"{found or f'the disk of {path} is full'}. Make room: it goes on by itself, and no finished round"
+            return f"{found} is lost"
+        return found or "the server's log says why"
+
+    def _submit(self, admin: "Admin", sites: Iterable[str]) -> str:
+        """The job that goes on from the last finished round, with those sites."""
         with TemporaryDirectory(prefix="fiss-job-") as place:
             server = {"out": str(self.run.path.absolute()), "until": self.rounds}
-            write_job(Path(place) / "job", DEPLOYMENT, server, {"config": to_toml(self.run.config())})
+            site: dict[str, Any] = {"config": to_toml(self.run.config())}
+            site |= {"certificates": new} if (new := renewed(self.folder)) else {}
+            write_job(Path(place) / "job", DEPLOYMENT, server, site, sites)
             return admin.submit(Path(place) / "job")
 
-    def _sites_changed(self, connected: Mapping[str, float]) -> bool:
-        """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
+    def _watch_sites(self, connected: Mapping[str, float]) -> None:
+        """Tell the job which of its sites are silent, and end it after its round where others have come."""
         job = JobStatus.read(self.run)
+        silent = [name for name in job.sites if name not in connected]
+        if silent and len(silent) < len(job.sites):  # else it is the server that hears nothing
+            write_atomically(self.run.path / SILENT, json.dumps(silent).encode())
+        else:
+            (self.run.path / SILENT).unlink(missing_ok=True)
+        if not (self.run.path / RENEW).exists() and self._sites_changed(job, connected):
+            write_atomically(self.run.path / RENEW, b"")
+
+    def _sites_changed(self, job: JobStatus, connected: Mapping[str, float]) -> bool:
+        """Whether a site is there that the present job does not have, or that it lost and that was heard of since."""
         for name, heard in connected.items() if job.sites else ():
             if name not in job.sites:
                 return True
@@ -207,7 +283,8 @@ class _JobSeries:
         self.shown = max(self.shown, len(records))
 
 
-def _connected(admin: "Admin") -> dict[str, float]:
+def connected_sites(admin: "Admin") -> dict[str, float]:
+    """Those that FLARE has heard of in the last seconds, and when."""
     now = time()
     return {name: heard for name, heard in admin.sites().items() if now - heard < RECENT}
 

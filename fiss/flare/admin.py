@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 from types import TracebackType
 
-from nvflare.fuel.flare_api.api_spec import InternalError, NoConnection, SessionClosed
+from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone, NoConnection, SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 logging.getLogger().addHandler(logging.NullHandler())  # what FLARE says of its attempts is not for people
@@ -36,6 +36,18 @@ class Admin:
         """Connected sites, and when each was last heard of."""
         return {site.name: float(site.last_connect_time or 0) for site in self.session.get_connected_client_list()}
 
+    def shut_down(self, site: str) -> bool:
+        """Shut a site down; False while a job is running, when FLARE does not."""
+        try:
+            self.session.shutdown("client", [site], wait=False)
+        except JobNotDone:
+            return False
+        return True
+
+    def disable(self, site: str) -> None:
+        """Turn a site away from now on, whatever certificate it has."""
+        self.session.disable_client(site)
+
     def submit(self, job: Path) -> str:
         """The number of a new job."""
         return str(self.session.submit_job(str(job.absolute())))
@@ -43,6 +55,11 @@ class Admin:
     def status(self, job: str) -> str:
         """Of a job, such as SUBMITTED, RUNNING, FINISHED:COMPLETED."""
         return str(self.session.get_job_meta(job).get("status", ""))
+
+    def forget(self, job: str) -> None:
+        """Remove what FLARE keeps of a job that has ended."""
+        with suppress(Exception):
+            self.session.delete_job(job)
 
     def abort(self, job: str) -> None:
         """End a job."""

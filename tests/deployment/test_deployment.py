@@ -380,7 +380,7 @@ class Scripted:
     def __init__(self, answers):
         self.answers, self.asked = answers, []
 
-    def exchange(self, messages, read, quorum, patience):
+    def exchange(self, messages, read, quorum, patience, silent):
         for site, message in messages:
             self.asked.append((site, message))
             said = self.answers[site](message)
@@ -480,6 +480,8 @@ def test_a_round_ends_by_quorum_or_patience():
     four = {"a": "answers", "b": "answers", "c": "silent", "d": "silent"}
     assert outcome(four, quorum=0.5) == {"a": "answer", "b": "answer", "c": late, "d": late}
     assert cancelled == ["c", "d"]
+    gone = outcome(four, silent=lambda: ["c", "d"])  # no quorum, no patience: they are not waited for
+    assert gone == {"a": "answer", "b": "answer", "c": flare.SILENT, "d": flare.SILENT}
     lies = outcome({"a": "raves", "b": "empty", "c": "answers", "d": "silent"}, quorum=0.25)  # they do not count
     assert lies["c"] == "answer"
     assert all("cannot be read" in lies[site] for site in "ab")
