@@ -1,7 +1,7 @@
 """Commands that use a trained model: `fiss predict`, `fiss export`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Where masks/, overlays/ and classes.txt go.")] = Path("predictions"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write over masks that are there.")] = False,
+    ids: Annotated[str, typer.Option(help="In the masks: data, those of the data's classes.txt; or model.")] = "data",
     tile: Annotated[
         int, typer.Option(min=0, help="Look at images at their own size, in overlapping squares of so many pixels.")
     ] = 0,
@@ -44,7 +45,8 @@ def predict(
     found = [file for path in images for file in (files_by_stem(path)[0].values() if path.is_dir() else [path])]
     with shown(True) as display:
         predictor = fiss.Predictor(model, device, classes, tile)
-        records = write(predictor, found, out, display, unsure=unsure, probabilities=probabilities, overwrite=overwrite)
+        wanted: dict[str, Any] = {"unsure": unsure, "probabilities": probabilities, "overwrite": overwrite, "ids": ids}
+        records = write(predictor, found, out, display, **wanted)
         show(prediction_table(records, str(out)))
 
 

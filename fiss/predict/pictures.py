@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fiss.data.dataset import read_lines
 from fiss.data.reading import Bytes, Picture, as_shown
-from fiss.errors import UserError, writing
+from fiss.errors import UserError, unknown, writing
 from fiss.predict.predictor import Prediction, Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import write_atomically
@@ -33,21 +33,31 @@ def write(
     unsure: float = 0,
     probabilities: bool = False,
     overwrite: bool = False,
+    ids: str = "data",
 ) -> list[dict[str, Any]]:
     """masks/ with class ids, overlays/ to look at, and classes.txt, which together with the images is a data set of
     the kind `folder`; gives for every image the share of its pixels by class.
 
     `unsure`: also unsure/, white where no class has that probability. `probabilities`: also probabilities/, an array
-    (C, H, W) in half precision for each image. `overwrite`: files that are there are written over.
+    (C, H, W) in half precision for each image. `overwrite`: files that are there are written over. `ids`: data, as
+    in the data set's classes.txt, or model, the model's channels.
     """
     if not images:
         raise UserError("No image to segment: name image files, or folders that hold some.")
     stems = [path.stem for path in images]
     if twice := sorted({stem for stem in stems if stems.count(stem) > 1}):
         raise UserError(f"Two images are called {twice[0]}; their masks would be one file.")
-    _check_free(out, predictor.names[1:], overwrite)
+    if ids not in ("data", "model"):
+        raise unknown("--ids", ids, ("data", "model"))
+    if ids == "data" and not predictor.ids:
+        progress.notice("the data set's ids are not known here, so masks have the model's; classes.txt says which.")
+    names = list(predictor.ids if ids == "data" and predictor.ids else predictor.names[1:])
+    table = np.array([0, *(names.index(name) + 1 for name in predictor.names[1:])], np.uint8)
+    _check_free(out, names, overwrite)
     folders = ["masks", "overlays", *["unsure"] * (unsure > 0), *["probabilities"] * probabilities]
-    colours = colours_of(len(predictor.names))
+    colours = class_colours(predictor)
+    palette = np.zeros((len(names) + 1, 3), np.uint8)
+    palette[table] = colours
     records: list[dict[str, Any]] = []
     problems: list[UserError] = []
     reading: deque[tuple[Path, Picture]] = deque()
@@ -69,9 +79,9 @@ def write(
         if not records:
             for folder in folders:
                 (out / folder).mkdir(parents=True, exist_ok=True)
-            write_atomically(out / "classes.txt", ("\n".join(predictor.names[1:]) + "\n").encode())
-        mask = Image.fromarray(seen.mask, "P")
-        mask.putpalette(colours.tobytes())
+            write_atomically(out / "classes.txt", ("\n".join(names) + "\n").encode())
+        mask = Image.fromarray(table[seen.mask], "P")
+        mask.putpalette(palette.tobytes())
         drawings = {"masks": mask, "overlays": overlay(as_shown(image), seen, colours)}
         records.append({"image": str(path), "shares": seen.shares})
         if unsure:
@@ -127,6 +137,13 @@ def overlay(image: Bytes, seen: Prediction, colours: Bytes) -> Image.Image:
         pen.rectangle((2, y + 2, line - 2, y + line - 2), fill=tuple(int(v) for v in colours[i]))
         pen.text((line + 4, y), seen.names[i], fill="black", font=font)
     return page
+
+
+def class_colours(predictor: Predictor) -> Bytes:
+    """The colour of each of its channels: that of the class in the data set, as in reports and pictures."""
+    known = ("background", *(predictor.ids or predictor.names[1:]))
+    colours: Bytes = colours_of(len(known))[[known.index(name) for name in predictor.names]]
+    return colours
 
 
 def colours_of(count: int) -> Bytes:

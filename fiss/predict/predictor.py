@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fiss.config.config import Config
+from fiss.data import ade20k, shapes, voc
 from fiss.data.dataset import read_lines
+from fiss.data.folder import read_classes
 from fiss.data.reading import Bytes, Picture
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
@@ -113,6 +116,7 @@ class Predictor:
             raise UserError("--classes is for models whose classes have no names or private ones; these have names.")
         self.model = load_model(self.config, snapshot, self.file, pick_device(device))
         self.names = ("background", *(_readable(names, key, classes) if key else names))
+        self.ids = _ids(self.config, self.names[1:])
         self.size, self.how = self.config.evaluation.size, self.config.reading
         self.grid = math.lcm(self.model.divisor, int(self.model.encoder.output_stride))
         self.tile = tile + -tile % self.grid
@@ -247,6 +251,15 @@ def _most_likely(
         found[here] = torch.where(better, (channel + first).to(torch.uint8), found[here])
         best[here] = most
     return found.numpy(), total.reciprocal().numpy()
+
+
+def _ids(config: Config, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of all mask ids of the data set, from 1; none where the data set is not there to say them."""
+    fixed = {"voc": voc.CLASSES, "ade20k": ade20k.CLASSES, "shapes": shapes.CLASSES}
+    listed = Path(config.data.root or ".").expanduser() / "classes.txt"
+    has_list = config.data.name == "folder" and config.data.root and listed.is_file()
+    found = fixed.get(config.data.name) or (read_classes(listed) if has_list else ())
+    return found if set(names) <= set(found) else ()
 
 
 def _readable(names: Sequence[str], key: str, classes: Path | str | None) -> tuple[str, ...]:

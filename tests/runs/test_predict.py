@@ -18,7 +18,7 @@ from fiss.errors import UserError
 from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.predict import predictor as predictor_module
-from fiss.predict.pictures import write
+from fiss.predict.pictures import colours_of, write
 from fiss.predict.predictor import Predictor
 from fiss.predict.tiles import strips
 from fiss.progress import Progress
@@ -140,7 +140,7 @@ def test_what_is_written_is_a_data_set(run, tmp_path):
     assert overlay.height > 41  # the legend
     shutil.copy(tmp_path / "classes.txt", tmp_path / "names.txt")
     data = open_dataset(recognise(tmp_path))
-    assert data.classes == Predictor(run, "cpu").names[1:]
+    assert data.classes == Predictor(run, "cpu").ids  # all of the data set, under their ids there
 
 
 def test_the_mask_of_a_photo_that_is_shown_turned_has_the_size_that_people_see(run, tmp_path):
@@ -244,3 +244,19 @@ def test_a_folder_without_a_model(tmp_path):
         Predictor(tmp_path, "cpu")
     with pytest.raises(UserError, match="there is no such folder or file"):
         Predictor(tmp_path / "gone", "cpu")
+
+
+def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path):
+    """Tasks in another order than classes.txt: channel 1 is the class of id 9."""
+    run = finished(replace(tiny, tasks=replace(tiny.tasks, split="ell, arrow, crescent; disc")))
+    predictor, image = Predictor(run, "cpu"), save(tmp_path / "a.png", picture())
+    seen = predictor(image).mask
+    for ids, names in (("data", predictor.ids), ("model", predictor.names[1:])):
+        write(predictor, [image], tmp_path / ids, Progress(), ids=ids)
+        drawn = Image.open(tmp_path / ids / "masks" / "a.png")
+        by_name = np.array(["background", *names])[np.asarray(drawn)]
+        assert (by_name == np.array(predictor.names)[seen]).all()
+        assert (tmp_path / ids / "classes.txt").read_text().split() == list(names)
+        colours = colours_of(13)[[0, 9, 8, 7, 1]][seen]  # those of the truth in reports
+        assert (np.asarray(drawn.convert("RGB")) == colours).all()
+    assert predictor.ids[8] == "ell"
