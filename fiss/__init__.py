@@ -21,6 +21,7 @@ from fiss.progress import Progress
 if TYPE_CHECKING:
     from fiss.config.config import Config
     from fiss.config.presets import list_presets, preset
+    from fiss.data.imports.writer import Imported
     from fiss.data.index import DataCheck
     from fiss.extension.extend import Extended
     from fiss.extension.forget import Forgotten
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fiss.methods.rcil import RCIL
     from fiss.predict.export import Export
     from fiss.predict.predictor import Prediction, Predictor
-    from fiss.reports.checks import check_data, evaluate
+    from fiss.reports.checks import check_data, evaluate, import_data
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
     from fiss.reports.extended import extend, forget, verify
@@ -48,6 +49,7 @@ __version__: str
 _HOMES = {
     "config.config": "Config",
     "config.presets": "list_presets preset",
+    "data.imports.writer": "Imported",
     "data.index": "DataCheck",
     "extension.extend": "Extended",
     "extension.forget": "Forgotten",
@@ -63,7 +65,7 @@ _HOMES = {
     "predict.export": "Export",
     "predict.predictor": "Prediction Predictor",
     "reports.comparison": "Comparison compare",
-    "reports.checks": "check_data evaluate",
+    "reports.checks": "check_data evaluate import_data",
     "reports.document": "Document picture report",
     "reports.extended": "extend forget verify",
     "runs.run": "Run",
@@ -73,9 +75,9 @@ _HOMES = {
 
 __all__ = [
     "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended", "Finetune",
-    "Forgotten", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep", "UserError",
-    "check_data", "compare", "evaluate", "export", "extend", "forget", "list_methods", "list_presets", "open_run",
-    "picture", "preset", "report", "resume", "run", "sweep", "verify",
+    "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep",
+    "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget", "import_data", "list_methods",
+    "list_presets", "open_run", "picture", "preset", "report", "resume", "run", "sweep", "verify",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import fiss
-from fiss.cli import federation
+from fiss.cli import federation, imports
 from fiss.cli.extension import extend, forget, verify
 from fiss.cli.models import export, predict
 from fiss.cli.reports import compare, monitors, picture, report, show, table
@@ -229,6 +229,9 @@ def data_check(
         raise UserError(f"{len(found.problems)} problem(s) in {path}.")
     if found.suspicions and strict:
         raise UserError(f"{len(found.suspicions)} suspicion(s) about {path}, and --strict.")
+
+
+data.command("import", help=imports.HELP)(imports.import_)
 
 
 def _settings(pairs: list[str] | None) -> dict[str, str]:

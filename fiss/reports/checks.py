@@ -1,10 +1,12 @@
-"""Looking again at what is there: a data set for its problems, a run for its scores."""
+"""Looking again at what is there, a data set for its problems, a run for its scores; and taking other data over."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from fiss.data import sources
+from fiss.data.imports import import_data as make_folder
+from fiss.data.imports.writer import Imported
 from fiss.data.index import DataCheck
 from fiss.data.reading import Reading
 from fiss.data.transforms import View
@@ -59,3 +61,26 @@ def check_data(
     """
     with shown(progress) as told:
         return sources.check_data(str(path), told, Reading(window, channels))
+
+
+def import_data(
+    kind: str, source: str | Path, dest: str | Path, *, progress: Progress | bool | None = None, **options: Any
+) -> Imported:
+    """Make a folder that fiss reads of data of another kind; killed and called again, it goes on.
+
+    Args:
+        kind: coco, cityscapes, colour, values, binary, tiff, dicom, nifti, huggingface or video.
+        source: Where the data lie.
+        dest: The folder to make; it must not be there yet.
+        progress: As for `fiss.run`.
+        options: Those of `fiss data import`: images, masks, classes, map, window, axis, every, columns, ids,
+            validation.
+
+    Returns:
+        How many images there are now, and what was dropped and why.
+
+    Example:
+        >>> fiss.import_data("values", "/data/scans", "/data/mine", map="128=tumour,255=ignore").dropped
+    """
+    with shown(progress) as told:
+        return make_folder(kind, Path(source), Path(dest), options, told)

@@ -52,10 +52,10 @@ def first_sentence(path: Path) -> str:
 def tree() -> str:
     """Every module with a phrase, by room."""
     lines, order = [], {name: i for i, level in enumerate(LEVELS) for name in level}
-    for path in sorted(MODULES, key=lambda p: (order[room(p)], room(p), p.name != "__init__.py", p.name)):
+    for path in sorted(MODULES, key=lambda p: (order[room(p)], room(p), p.parent, p.name != "__init__.py", p.name)):
         inside = path.relative_to(ROOT / "fiss")
         if path.name == "__init__.py" and len(inside.parts) > 1:
-            lines.append(f"{inside.parts[0]}/  {first_sentence(path)}")
+            lines.append(f"{'  ' * (len(inside.parts) - 2)}{inside.parts[-2]}/  {first_sentence(path)}")
         else:
             lines.append(f"{'  ' * (len(inside.parts) - 1)}{inside.name}  {first_sentence(path)}")
     return "```\n" + "\n".join(lines) + "\n```"
