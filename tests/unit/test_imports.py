@@ -304,6 +304,7 @@ def test_dicom_series(tmp_path):
     assert not train & val
     text = "".join(path.read_text() for path in (tmp_path / "to").glob("import.*"))
     assert "name-1" not in text
+    assert "group" not in text  # a digest of a short number can be guessed
     _, _, masks, _ = imported("dicom", root, tmp_path / "side", axis=0, **MAP)
     # x = 0: y to the right (1 mm), z upwards (6 mm): a row of a slice is six pixels high
     assert masks["p1_series1_0000"].shape == (18, 2)

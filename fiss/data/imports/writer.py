@@ -103,7 +103,8 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
         ("classes.txt", _lines(source.classes)),
     ):
         (part / name).write_text(text, encoding="utf-8")
-    (part / "import.jsonl").write_text(_lines(map(json.dumps, lines)), encoding="utf-8")
+    named = ({key: value for key, value in line.items() if key != "group"} for line in lines)  # no digest of a patient
+    (part / "import.jsonl").write_text(_lines(map(json.dumps, named)), encoding="utf-8")
     with writing(dest):
         part.replace(dest)
     return result
