@@ -84,7 +84,8 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
         reasons = "; ".join(f"{reason}: {shortened(list(names), 3)}" for reason, names in dropped.items())
         raise UserError(f"Nothing could be imported, and nothing was written. {reasons}.")
     lines = [done[file_name(item.name)] for item in items if file_name(item.name) in done]
-    parts = _parts(lines, validation)
+    groups = {file_name(item.name): hashlib.sha256(item.group.encode()).hexdigest() for item in items}
+    parts = _parts(lines, groups, validation)
     notes: dict[str, list[str]] = {text: [] for text in source.notes}
     for line in lines:
         for text in line["notes"]:
@@ -103,8 +104,7 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
         ("classes.txt", _lines(source.classes)),
     ):
         (part / name).write_text(text, encoding="utf-8")
-    named = ({key: value for key, value in line.items() if key != "group"} for line in lines)  # no digest of a patient
-    (part / "import.jsonl").write_text(_lines(map(json.dumps, named)), encoding="utf-8")
+    (part / "import.jsonl").write_text(_lines(map(json.dumps, lines)), encoding="utf-8")
     with writing(dest):
         part.replace(dest)
     return result
@@ -159,8 +159,7 @@ def _written(part: Path, items: Sequence[Item], parallel: bool) -> Iterator[tupl
             notes = _write_pair(part, name, item)
         except BadFileError as bad:
             return name, {}, bad
-        group = hashlib.sha256(item.group.encode()).hexdigest()  # patients are named nowhere
-        return name, {"name": name, "group": group, "part": item.part, "notes": notes}, None
+        return name, {"name": name, "part": item.part, "notes": notes}, None
 
     with (
         (part / "import.jsonl").open("a", encoding="utf-8") as journal,
@@ -199,8 +198,9 @@ def _write_pair(part: Path, name: str, item: Item) -> tuple[str, ...]:
     return pair.notes
 
 
-def _parts(lines: Sequence[Line], validation: float | None) -> dict[str, list[str]]:
-    """Which images are for training and for validation: as the source has it, else by a hash of their groups."""
+def _parts(lines: Sequence[Line], groups: dict[str, str], validation: float | None) -> dict[str, list[str]]:
+    """Which images are for training and for validation: as the source has it, else by a digest of their groups, which
+    may be patients and are written nowhere."""
     own = {line["part"] for line in lines}
     parts: dict[str, list[str]] = {"train": [], "val": []}
     if validation is None and own == {"train", "val"}:
@@ -208,12 +208,12 @@ def _parts(lines: Sequence[Line], validation: float | None) -> dict[str, list[st
             parts[line["part"]].append(line["name"])
         return parts
     share = SHARE if validation is None else validation
-    ranked = sorted({line["group"] for line in lines})  # digests
+    ranked = sorted({groups[line["name"]] for line in lines})
     held_out = {group for group in ranked if int(group, 16) < share * 2**256}
     if len(ranked) > 1:  # neither part may be empty
         held_out = (held_out or {ranked[0]}) - ({ranked[-1]} if len(held_out) == len(ranked) else set())
     for line in lines:
-        parts["val" if line["group"] in held_out else "train"].append(line["name"])
+        parts["val" if groups[line["name"]] in held_out else "train"].append(line["name"])
     return parts
 
 
