@@ -20,12 +20,13 @@ from fiss.progress import Progress
 
 if TYPE_CHECKING:
     from fiss.config.config import Config
-    from fiss.config.presets import list_presets, preset
+    from fiss.config.presets import preset
+    from fiss.config.proposal import Proposal, propose
     from fiss.data.imports.writer import Imported
     from fiss.data.index import DataCheck
     from fiss.extension.extend import Extended
     from fiss.extension.forget import Forgotten
-    from fiss.methods import list_methods
+    from fiss.listing import list_methods, list_presets
     from fiss.methods.base import Method, Step
     from fiss.methods.fbl import FBL
     from fiss.methods.finetune import Finetune
@@ -48,12 +49,13 @@ __version__: str
 
 _HOMES = {
     "config.config": "Config",
-    "config.presets": "list_presets preset",
+    "config.presets": "preset",
+    "config.proposal": "Proposal propose",
     "data.imports.writer": "Imported",
     "data.index": "DataCheck",
     "extension.extend": "Extended",
     "extension.forget": "Forgotten",
-    "methods": "list_methods",
+    "listing": "list_methods list_presets",
     "methods.base": "Method Step",
     "methods.fbl": "FBL",
     "methods.finetune": "Finetune",
@@ -75,9 +77,10 @@ _HOMES = {
 
 __all__ = [
     "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended", "Finetune",
-    "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Run", "Step", "Sweep",
-    "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget", "import_data", "list_methods",
-    "list_presets", "open_run", "picture", "preset", "report", "resume", "run", "sweep", "verify",
+    "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal", "Run", "Step",
+    "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget", "import_data",
+    "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume", "run", "sweep",
+    "verify",
 ]  # fmt: skip
 
 

@@ -29,10 +29,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name nobody knows: names the nearest one and lists those there are."""
+    """The error for a name nobody knows: names the nearest one, and lists those there are unless they are many."""
     names = [str(k) for k in known]
     near = get_close_matches(name, names, n=1, cutoff=0.5) or [n for n in names if n.rsplit(".", 1)[-1] == name][:1]
     hint = f" Did you mean '{near[0]}'?" if near else ""
+    if near and len(names) > 12:
+        return UserError(f"Unknown {kind} '{name}'.{hint}")
     shown = names if len(names) <= 60 else [*names[:60], f"... ({len(names)} in all)"]
     return UserError(f"Unknown {kind} '{name}'.{hint} Known: {', '.join(shown)}.")
 

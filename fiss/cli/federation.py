@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="A real federation, over the network, on NVIDIA FLARE.", no_args_is_help=True)
+from fiss.cli.names import Commands
+
+app = typer.Typer(cls=Commands, help="A real federation, over the network, on NVIDIA FLARE.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder, on the server's machine.")]
 

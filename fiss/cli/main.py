@@ -14,18 +14,19 @@ import fiss
 from fiss.cli import federation, imports
 from fiss.cli.extension import extend, forget, verify
 from fiss.cli.models import export, predict
+from fiss.cli.names import Commands, complete_methods, complete_presets
 from fiss.cli.reports import compare, monitors, picture, report, show, table
 from fiss.cli.web import web
 from fiss.errors import UserError
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated incremental semantic segmentation: many sites, one model, classes that keep arriving.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data = typer.Typer(help="Data sets.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="Data sets.", no_args_is_help=True)
 app.add_typer(data, name="data")
 app.add_typer(federation.app, name="federation")
 
@@ -47,9 +48,19 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 @app.command("run")
 def run_(
     what: Annotated[
-        str, typer.Argument(metavar="PRESET|FILE.toml", help="A preset (see `fiss presets`) or a config file.")
+        str,
+        typer.Argument(
+            metavar="PRESET|FILE.toml",
+            help="A preset (see `fiss presets`) or a config file.",
+            autocompletion=complete_presets,
+        ),
     ],
-    method: Annotated[str, typer.Option(help="How not to forget (see `fiss methods`), or package.module:Class.")] = "",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How not to forget (see `fiss methods`), or package.module:Class.", autocompletion=complete_methods
+        ),
+    ] = "",
     ablate: Annotated[
         list[str] | None, typer.Option(metavar="PART", help="Take a part of the method out; repeatable.")
     ] = None,
@@ -68,6 +79,7 @@ def run_(
     ] = "in-process",
     workers: Annotated[int, typer.Option(min=1, help="Clients at a time with --engine flare.")] = 2,
     track: Track = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N. Default: the config's.")] = "",
     out: Annotated[
         Path | None, typer.Option(help="The run folder; must not hold a run. Default: runs/NAME, numbered.")
     ] = None,
@@ -79,7 +91,7 @@ def run_(
             method=method,
             seed=seed,
             out=out,
-            settings=_settings(setting),
+            settings=_settings(setting) | ({"training.device": device} if device else {}),
             ablate=ablate or [],
             monitor=monitor,
             base=base,
@@ -145,11 +157,43 @@ def sweep(
         raise UserError(f"--seeds {seeds}: expected whole numbers separated by commas.") from None
     names = [word.strip() for word in methods_.split(",") if word.strip()]
     done = fiss.sweep(what, names, numbers, jobs=jobs, share=share, settings=_settings(setting), out=out, progress=True)
-    for own in done.by_preset.values():
+    for name, own in done.by_preset.items():
         compare([run.path for run in own], own[0].config.evaluation.views[0], False)
+        show(f"{out / name}.html  [dim]all of it on one page, for a browser[/]")
     if failed := done.failed:
         first = f"{failed[0].job.folder.name}: {failed[0].detail}"
         raise UserError(f"{len(failed)} of {len(done.jobs)} runs failed: {first}")
+
+
+@app.command()
+def start(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A data set, as for `fiss data check`.")],
+    run: Annotated[bool, typer.Option("--run", help="Run it at once.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The config file. Default: FOLDER's name and .toml, here.")] = None,
+    minutes: Annotated[float, typer.Option(min=1, help="How long the run may take.")] = 4.0,
+    weights: Annotated[
+        str, typer.Option(help="Pretrained weights: a .safetensors file, or a name that the hub knows, as imagenet.")
+    ] = "",
+) -> None:
+    """Look at your images and at this machine, and propose a first run, with reasons."""
+    from fiss.cli.tables import closing, proposal_lines
+    from fiss.config.config import to_toml
+    from fiss.reports.display import shown
+    from fiss.runs.folder import write_atomically
+
+    out = out or Path(f"{folder.resolve().name}.toml")
+    if out.exists():
+        raise UserError(
+            f"{out} is there already and is not written over: --out names another, `fiss run {out}` runs it."
+        )
+    with shown(True) as display:
+        made = fiss.propose(folder, minutes, weights, display)
+    write_atomically(out, to_toml(made.config, made.reasons).encode())
+    show(*proposal_lines(made, out, run))
+    if run:
+        with _stoppable():
+            done = fiss.run(made.config, progress=True)
+        show(*closing(done))
 
 
 @app.command()
@@ -178,23 +222,28 @@ for command in (predict, extend, forget, verify, export, picture, compare, monit
 
 
 @app.command()
-def presets(name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.")] = "") -> None:
+def presets(
+    name: Annotated[str, typer.Argument(help="Show this one in full, as TOML.", autocompletion=complete_presets)] = "",
+) -> None:
     """List the presets, or show one as TOML."""
     from fiss.cli.tables import preset_table
-    from fiss.config.config import to_toml
 
     if name:
+        from fiss.config.config import to_toml
+
         print(to_toml(fiss.preset(name)), end="")
     else:
         show(preset_table())
 
 
 @app.command()
-def methods() -> None:
-    """List the methods and their fields."""
-    from fiss.cli.tables import method_table
+def methods(
+    name: Annotated[str, typer.Argument(help="Show the fields of this one.", autocompletion=complete_methods)] = "",
+) -> None:
+    """List the methods and say which to use, or show the fields of one."""
+    from fiss.cli.tables import field_table, method_table
 
-    show(method_table())
+    show(field_table(name) if name else method_table())
 
 
 @data.command("check")

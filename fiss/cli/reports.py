@@ -33,11 +33,20 @@ def compare(runs: RunPaths, view: View = "published", markdown: Markdown = False
 
 
 def monitors(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders in which clients were probed.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN...]", help="Run folders in which clients were probed; none: which monitors there are."
+        ),
+    ] = None,
     markdown: Markdown = False,
 ) -> None:
-    """How every monitor would have done with what the clients of these runs measured."""
-    from fiss.cli.tables import show_comparison
+    """How every monitor would have done with what the clients of these runs measured; without runs, a list of them."""
+    from fiss.cli.tables import monitor_table, show_comparison
+
+    if not runs:
+        show(monitor_table())
+        return
     from fiss.reports import comparison
 
     for found in comparison.monitors(runs):

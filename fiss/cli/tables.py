@@ -1,24 +1,22 @@
 """Tables that people read at the command line: scores, data, presets, methods, what a run leaves behind."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import fiss
-from fiss.config.config import meanings
-from fiss.data.dataset import shortened
-from fiss.methods import METHODS
-from fiss.metrics import mean
-from fiss.monitors.accuracy import Seen
-from fiss.runs.records import ScoreRecord
+from fiss.config.section import in_words, meanings
 
 if TYPE_CHECKING:
     from fiss.deployment.supervisor import FederationStatus
+    from fiss.runs.records import ScoreRecord
 
 CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
 
@@ -35,6 +33,8 @@ def listed(title: str, head: Iterable[str], rows: Iterable[Sequence[str]], right
 
 def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
     """Task by task: the means, and the IoU of every class."""
+    from fiss.monitors.accuracy import Seen
+
     several = len({record.view for record in records}) > 1
     heads = (f"task {record.task}" + (f"\n{record.view}" if several else "") for record in records)
     table = listed(title, ("", *heads), (), 1, caption=CAPTION)
@@ -71,6 +71,8 @@ def prediction_table(records: Iterable[Mapping[str, Any]], title: str) -> Table:
 
 def extension_table(done: fiss.Extended) -> Table:
     """What each class had and has on the held-out images."""
+    from fiss.metrics import mean
+
     before, after = done.before, done.after
     assert before is not None
     assert after is not None
@@ -92,6 +94,8 @@ def extension_table(done: fiss.Extended) -> Table:
 
 def certificate_table(certificate: Mapping[str, Any]) -> Table:
     """What a certificate says, for people."""
+    from fiss.data.dataset import shortened
+
     removed, files = certificate["removed"], certificate["files"]
     images = f"{len(removed['images'])} images: {shortened(removed['images'])}" if removed["images"] else "all of it"
     rows = [
@@ -152,36 +156,84 @@ def preset_table() -> Table:
 
 
 def method_table() -> Table:
-    """How not to forget, and what can be set about it."""
-    rows = []
-    for key, text in fiss.list_methods().items():
-        method = METHODS[key]()
-        texts, plain = meanings(type(method)), method if key == method.name else METHODS[method.name]()
-        own = [f.name for f in fields(method) if method is plain or getattr(method, f.name) != getattr(plain, f.name)]
-        shown = "\n".join(f"{name} = {getattr(method, name)}: {texts.get(name, '')}" for name in own)
-        parts = f"\n--ablate {', '.join(method.ablations)}" if method.ablations and method is plain else ""
-        rows.append((key, text, shown + parts))
-    head = ("method", "what it is", "fields (--set method.FIELD=VALUE)")
-    return listed("fiss run PRESET --method METHOD", head, rows, show_lines=True)
+    """How not to forget: which there are, and which to take."""
+    which = (
+        "Which one? analytic for data of your own: later classes are added without training, and nothing is forgotten. "
+        "fbl, mib, plop, rcil where the network itself has to go on learning; finetune to see what is forgotten; and "
+        "--joint, not in this list, for the upper bound. `fiss methods NAME` shows the fields of one."
+    )
+    return listed(
+        "fiss run PRESET --method METHOD", ("method", "what it is"), fiss.list_methods().items(), caption=which
+    )
+
+
+def field_table(name: str) -> Table:
+    """What can be set about a method."""
+    from fiss.methods import find
+
+    method = find(name)
+    texts, hints = meanings(type(method)), get_type_hints(type(method))
+    rows = [
+        (field.name, in_words(hints[field.name]), plainly(getattr(method, field.name)), texts.get(field.name, ""))
+        for field in fields(method)
+    ]
+    parts = f"parts to take out: --ablate {', '.join(method.ablations)}" if method.ablations else None
+    title = f"{name}: {fiss.list_methods().get(name, type(method).__doc__)}"
+    head = ("method.FIELD", "takes", "has", "what it is")
+    return listed(title, head, rows, caption=parts, show_lines=True)
+
+
+def plainly(value: object) -> str:
+    """A value as one writes it after --set."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(plainly, value)) if isinstance(value, tuple) else str(value)
+
+
+def monitor_table() -> Table:
+    """How sites can notice new classes."""
+    from fiss.monitors.rules import MonitorSpec
+
+    parts = (part.partition(": ") for part in meanings(MonitorSpec)["name"].rstrip(".").split("; "))
+    rows = [(name, text or "no site ever reports a new class") for name, _, text in parts]
+    return listed("fiss run PRESET --monitor MONITOR", ("monitor", "a site reports new classes when"), rows)
 
 
 def closing(run: fiss.Run) -> Iterator[Table | str]:
-    """The scores of a run, and what stands in its folder."""
+    """The scores of a run, and what to do next."""
     yield score_table(run.folder.ends(), run.path.name)
-    for name, what in (
-        ("config.toml", "the complete config, for `fiss run`"),
-        ("scores.jsonl", "every evaluation"),
-        ("rounds.jsonl", "every round: clients, losses, time"),
-        ("splits.json", "who held which images"),
-        ("state.json", "where the run stands, and the clients' memories"),
-        ("origin.json", "which program on which machine, each time it was begun or gone on with"),
-        ("weights", "models after each task and the last rounds"),
-        ("report.html", "all of it on one page, for a browser"),
-    ):
-        yield f"{escape(str(run.path / name))}  [dim]{what}[/]"
+    path = escape(str(run.path))
+    yield f"{path}/report.html  [dim]all of it on one page, for a browser[/]"
+    yield from next_commands(
+        (f"fiss predict {path} IMAGE...", "segments images with the last model"),
+        (f"fiss run {path}/config.toml --method finetune", "the same with another method (`fiss methods`)"),
+        (f"fiss compare {path} RUN...", "puts runs side by side"),
+    )
 
 
-def federation_table(status: "FederationStatus", values: Mapping[str, Any]) -> Table:
+def proposal_lines(made: fiss.Proposal, out: Path, runs: bool) -> Iterator[Table | str]:
+    """What is proposed and why, how long it takes, and what to do next."""
+    from fiss.config.config import flat, to_dict
+
+    values = flat(to_dict(made.config))
+    rows = [(key, plainly(values.get(key, "")), why) for key, why in made.reasons.items()]
+    yield listed(f"{made.config.data.root} on this machine ({made.machine})", ("key", "proposed", "because"), rows)
+    minutes = max(1, round(made.seconds / 60))
+    yield f"{escape(str(out))}  [dim]the whole config, to be changed as you like[/]"
+    yield f"It will take about {minutes} minute{'s' * (minutes > 1)} here, from a few timed steps."
+    if not runs:
+        yield from next_commands((f"fiss run {escape(str(out))}", "runs it"))
+
+
+def next_commands(*lines: tuple[str, str]) -> Iterator[str]:
+    """What one may do next."""
+    width = max(len(command) for command, _ in lines)
+    yield "next:"
+    for command, what in lines:
+        yield f"  {command:{width}}  [dim]{what}[/]"
+
+
+def federation_table(status: FederationStatus, values: Mapping[str, Any]) -> Table:
     """Where a federation stands: what the server's folder says, and the same as plain values."""
     from fiss.deployment.supervisor import describe_round
 

@@ -5,18 +5,16 @@ Each section is the dataclass of the room it belongs to. There are no includes a
 error that names the nearest one. All that is wrong with a config is said at once.
 """
 
-import ast
-import inspect
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from textwrap import dedent, wrap
+from textwrap import wrap
 from typing import Any
 
 from fiss import methods
-from fiss.config.section import Problems, build
+from fiss.config.section import Problems, build, meanings
 from fiss.data.reading import Reading
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec
@@ -191,22 +189,27 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def to_toml(config: Config) -> str:
-    """The complete config as TOML, every key with what it means."""
-    values = to_dict(config)
+def to_toml(config: Config, reasons: Mapping[str, str] | None = None) -> str:
+    """The complete config as TOML, every key with what it means, and why it is so where there are reasons."""
+    values, why = to_dict(config), reasons or {}
     lines = ["# The complete config of a run; `fiss run THIS_FILE` repeats it.", ""]
-    lines += _section(Config, {k: v for k, v in values.items() if not isinstance(v, dict)})
+    lines += _section(Config, {k: v for k, v in values.items() if not isinstance(v, dict)}, why, "")
     for spec in fields(config):
         if isinstance(values[spec.name], dict):
-            lines += ["", f"[{spec.name}]", *_section(type(getattr(config, spec.name)), values[spec.name])]
+            lines += [
+                "",
+                f"[{spec.name}]",
+                *_section(type(getattr(config, spec.name)), values[spec.name], why, f"{spec.name}."),
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _section(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+def _section(kind: type[Any], values: Mapping[str, Any], reasons: Mapping[str, str], before: str) -> list[str]:
     lines: list[str] = []
     texts = meanings(kind)
     for key, value in values.items():
         lines += [f"# {line}" for line in wrap(texts.get(key, ""), 116)]
+        lines += [f"# Here: {line}" for line in wrap(reasons.get(before + key, ""), 110)]
         if isinstance(value, Mapping):
             lines.append(f"{key} = {{ {', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())} }}")
         else:
@@ -219,22 +222,6 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     text = json.dumps(value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
-
-
-def meanings(kind: type[Any]) -> dict[str, str]:
-    """The string under each field of a config dataclass and of those it extends."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not is_dataclass(base):
-            continue
-        body = ast.parse(dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, following in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                text = getattr(following.value, "value", None)
-                if isinstance(text, str) and isinstance(statement.target, ast.Name):
-                    found[statement.target.id] = " ".join(text.split())
-    return found
 
 
 def from_toml(text: str) -> Config:

@@ -109,6 +109,21 @@ def folder() -> Config:
     return replace(config, name="folder", data=DataSpec("folder"), model=replace(PUBLISHED_NETWORK, encoder="resnet50"))
 
 
+def folder_small() -> Config:
+    """Your own images and masks (data.root), a small network from random weights, by sums: nothing is downloaded."""
+    return replace(
+        shapes(),
+        name="folder-small",
+        data=DataSpec("folder"),
+        tasks=TaskSpec("2-1"),
+        world=WorldSpec(clients=3, joiners=0, per_round=3, rounds=4, split="client-disjoint", class_ratio=1.0),
+        method=method_for("folder", "analytic"),
+        augment=AugmentSpec(crop=128),
+        training=TrainingSpec(epochs=3, batch=8, first_rate=0.2, later_rate=0.02),
+        evaluation=EvaluationSpec(size=128, batch=16, every="task"),
+    )
+
+
 def _voc(split: str, world: WorldSpec) -> Config:
     return Config(
         name=f"voc-{split}",
@@ -131,6 +146,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "voc-8-2-small": voc_8_2_small,
     "ade-100-10-small": ade_100_10_small,
     "folder": folder,
+    "folder-small": folder_small,
 }
 
 
@@ -149,18 +165,6 @@ def preset(name: str) -> Config:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]()
-
-
-def list_presets() -> dict[str, str]:
-    """The ready-made configs.
-
-    Returns:
-        By name, what each is.
-
-    Example:
-        >>> fiss.list_presets()["shapes"]
-    """
-    return {name: " ".join((make.__doc__ or "").split("\n\n")[0].split()) for name, make in PRESETS.items()}
 
 
 def exact_label(config: Config) -> str | None:

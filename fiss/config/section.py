@@ -4,6 +4,7 @@ Values from a file, a command line or Python become a frozen dataclass. Types ar
 list into a tuple and a whole number into a float.
 """
 
+import ast
 import inspect
 import json
 import types
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from sys import float_info
+from textwrap import dedent
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -87,17 +89,34 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         return float(value)
     elif hint in (int, str, bool) and type(value) is hint:
         return value
-    raise UserError(f"{where} = {json.dumps(value, default=str)}: expected {_words(hint)}.")
+    raise UserError(f"{where} = {json.dumps(value, default=str)}: expected {in_words(hint)}.")
 
 
-def _words(hint: Any) -> str:
+def meanings(kind: type[Any]) -> dict[str, str]:
+    """The string under each field of a config dataclass and of those it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not is_dataclass(base):
+            continue
+        body = ast.parse(dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                text = getattr(following.value, "value", None)
+                if isinstance(text, str) and isinstance(statement.target, ast.Name):
+                    found[statement.target.id] = " ".join(text.split())
+    return found
+
+
+def in_words(hint: Any) -> str:
+    """What may stand for a type, as a person would say it."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_words, arguments))
+        return " or ".join(map(in_words, arguments))
     if origin is tuple:
         some = "a list of" if arguments[-1] is Ellipsis else f"a list of {len(arguments)}:"
-        return f"{some} {_words(arguments[0])}"
+        return f"{some} {in_words(arguments[0])}"
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
     return names.get(hint, "a section of keys" if is_dataclass(hint) else "another type")

@@ -36,18 +36,6 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 
 
-def list_methods() -> dict[str, str]:
-    """The methods by name.
-
-    Returns:
-        By name, what each is.
-
-    Example:
-        >>> fiss.list_methods()["fbl"]
-    """
-    return {name: " ".join((make.__doc__ or "").split("\n\n")[0].split()) for name, make in METHODS.items()}
-
-
 def find(name: str) -> Method:
     """The method of that name, or an instance of the class at `package.module:Class`."""
     if ":" not in name:

@@ -110,6 +110,34 @@ def load_encoder(encoder: nn.Module, path: Path) -> None:
     nn.Module.load_state_dict(encoder, {k: given.get(k, v).to(v.dtype) for k, v in wanted.items()})
 
 
+RESNETS = {(2, 2, False): "resnet18", (6, 3, False): "resnet34", (6, 3, True): "resnet50", (23, 3, True): "resnet101"}
+"""By blocks in the third and last layer, and whether they are bottlenecks."""
+WIDTHS = {384: "small", 768: "base", 1024: "large"}
+
+
+def recognise_encoder(path: Path) -> str:
+    """The encoder that a file of weights belongs to: a ResNet, or a vision transformer of DINOv2's design."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            keys = {key.removeprefix("model.") for key in file.keys()}  # noqa: SIM118
+            full = next((key for key in file.keys() if key.endswith("patch_embed.proj.weight")), "")  # noqa: SIM118
+            shape = file.get_slice(full).get_shape() if full else ()
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a readable .safetensors file ({error}).") from error
+    if shape and shape[0] in WIDTHS:
+        registers = "_reg4" if {"register_tokens", "reg_token"} & keys else ""
+        return f"tu-vit_{WIDTHS[shape[0]]}_patch{shape[-1]}{registers}_dinov2"
+    third, last = ({key.split(".")[1] for key in keys if key.startswith(f"{name}.")} for name in ("layer3", "layer4"))
+    if (name := RESNETS.get((len(third), len(last), "layer3.0.conv3.weight" in keys))) is not None:
+        return name
+    raise UserError(
+        f"{path}: of no network that is recognised (ResNet-18, -34, -50, -101, DINOv2). For another one write "
+        "model.encoder and model.weights into the config by hand."
+    )
+
+
 def _as_in_timm(given: dict[str, Tensor], model: nn.Module, path: Path) -> dict[str, Tensor]:
     """Under the encoder's key names, positions interpolated to its own grid: timm knows how, for each kind of
     network."""

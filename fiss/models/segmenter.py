@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fiss.errors import UserError, check_least, unknown
 from fiss.labels import IGNORE
 from fiss.models.classifier import Classifier, Weights
+from fiss.models.hub import check_fetchable
 from fiss.models.output import Output
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ def check_weights(spec: ModelSpec) -> None:
         hub = list(smp.encoders.encoders.get(spec.encoder, {}).get("pretrained_settings", {"imagenet": None}))
         if spec.weights not in hub:
             raise unknown(f"weights of {spec.encoder}", spec.weights, [*hub, "none", "or a .safetensors file"])
+        check_fetchable(spec.encoder, spec.weights)
 
 
 @cache

@@ -90,7 +90,8 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
         label = exact_label(config)
         odd = differences(wanted, config, ignoring=(*SAME_ROW, "method", "name", "joint", "evaluation.views"))
         if odd:
-            hint = f" `fiss table {config.name}` is for it." if config.name in PRESETS and config.name != preset else ""
+            other = config.name != preset and config.name.removesuffix("-small") in published()
+            hint = f" `fiss table {config.name} {path}` is for it." if other else ""
             notes.append(f"left out: {path} differs from {preset} in {', '.join(odd)}.{hint}")
         elif label is None:
             notes.append(f"left out: the method of {path} has fields that no published row stands for.")

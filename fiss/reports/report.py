@@ -98,6 +98,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
             continue
         if not run.ends:
             notes.append(f"{path} {why_no_score(folder)}")
+        notes += [f"{path}: {text}" for record in folder.origins() for text in record.get("notices", ())]
         if not run.finished:
             notes.append(f"{path} is not finished; it is shown as far as it got.")
         runs.append(run)
@@ -279,7 +280,7 @@ def without_secrets(config: Config) -> Config:
 
 def _origins(run: Run) -> Markup:
     records = RunFolder(run.path).origins()
-    keys = list(dict.fromkeys(key for record in records for key in record))
+    keys = [key for key in dict.fromkeys(key for record in records for key in record) if key != "notices"]
     return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else Markup()
 
 

@@ -1,6 +1,6 @@
 """From a config to a finished run: plays the rounds, scores, and keeps everything."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -12,7 +12,7 @@ from fiss.errors import UserError
 from fiss.federation.loop import Engine, Participants, Round, run
 from fiss.federation.messages import Collected, Memory, Server, Snapshot
 from fiss.labels import LabelSpace
-from fiss.models.segmenter import Segmenter, check_weights
+from fiss.models.segmenter import Segmenter
 from fiss.monitors import accuracy
 from fiss.progress import Progress
 from fiss.runs.extension import is_extended
@@ -20,6 +20,7 @@ from fiss.runs.folder import RunFolder, State
 from fiss.runs.provenance import origin
 from fiss.runs.records import ProbeRecord, RoundRecord, probed
 from fiss.runs.run import load_checked
+from fiss.simulation.advice import warnings
 from fiss.simulation.in_process import InProcessEngine
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.training.trainer import build_trainer
@@ -46,15 +47,16 @@ def in_process(
 def start(config: Config, out: Path, progress: Progress, connect: Connect = in_process) -> RunFolder:
     """A new run in a new folder."""
     config = with_absolute_paths(config)
-    if not config.base:
-        check_weights(config.model)
-    scenario = open_scenario(config, progress)
+    scenario = open_scenario(config, progress, fresh=not config.base)
+    notices = warnings(scenario)
+    for notice in notices:
+        progress.notice(notice)
     base = _base(scenario) if config.base else None
     student = scenario.network(scenario.boundaries.first_space, fresh=base is None)
     folder = RunFolder.create(out, config)
     with folder.locked():
         folder.write_splits(scenario.splits())
-        _go_on(scenario, folder, None, base, student, progress, connect)
+        _go_on(scenario, folder, None, base, student, progress, connect, notices)
     return folder
 
 
@@ -87,6 +89,7 @@ def _go_on(
     student: Segmenter,
     progress: Progress,
     connect: Connect,
+    notices: Sequence[str] = (),
 ) -> None:
     config = scenario.config
     if state is not None:
@@ -99,7 +102,7 @@ def _go_on(
     next_round = state.next_round if state else 0
     if not student.taps:
         progress.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
-    folder.add_origin(origin(scenario.device))
+    folder.add_origin(origin(scenario.device) | ({"notices": list(notices)} if notices else {}))
     engine = connect(scenario, student, memories, next_round, progress)
     progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()

@@ -31,6 +31,7 @@ from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.simulation import experiment
+from fiss.simulation.advice import warnings
 from fiss.simulation.scenario import Scenario, open_scenario
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
     there = RunFolder.open(out).config() if (out / "config.toml").is_file() else config
     if odd := differences(there, config, ignoring=SAME_RUN):
         raise UserError(f"{out} holds a run with other settings ({', '.join(odd)}); --out names another folder.")
-    open_scenario(config, progress)  # what is wrong with it is said here, and not in a log
+    fresh = not config.base and not (out / "config.toml").is_file()
+    scenario = open_scenario(config, progress, fresh)  # what is wrong with it is said here, and not in a log
+    for notice in warnings(scenario) if fresh else ():
+        progress.notice(notice)
     with TemporaryDirectory(prefix="fiss-flare-") as folder:
         place = Path(folder)
         write_atomically(place / "config.toml", to_toml(config).encode())

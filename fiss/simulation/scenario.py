@@ -12,8 +12,7 @@ import torch
 from fiss.config.config import Config
 from fiss.data.cache import Decoded, free_bytes
 from fiss.data.dataset import Dataset, Split
-from fiss.data.findings import one_task
-from fiss.data.index import Index, inspect, missing_classes
+from fiss.data.index import Index, inspect
 from fiss.data.sources import open_dataset
 from fiss.data.transforms import ScoredImages, TrainingImages
 from fiss.federation.boundaries import Calendar, Discovery
@@ -22,7 +21,7 @@ from fiss.federation.collection import Gathering, Held
 from fiss.federation.messages import Announcement
 from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
-from fiss.models.segmenter import Segmenter, check_spec
+from fiss.models.segmenter import Segmenter, check_spec, check_weights
 from fiss.progress import Progress
 from fiss.runs.records import HeldRecord, Splits, TaskRecord
 from fiss.runs.scoring import Validation
@@ -233,11 +232,14 @@ class Scenario:
         )
 
 
-def open_scenario(config: Config, progress: Progress) -> Scenario:
-    """Open and check everything a run needs; whatever is wrong stops it here, before anything is written."""
+def open_scenario(config: Config, progress: Progress, fresh: bool = False) -> Scenario:
+    """Open and check everything a run needs; whatever is wrong stops it here, before anything is written. `fresh`: it
+    begins with the encoder's pretrained weights."""
     use_device(config.training)
     check_spec(config.model)
     dataset = open_dataset(config.data, config.reading)
+    if fresh:
+        check_weights(config.model)
     for notice in dataset.notices:
         progress.notice(notice)
     tasks = TaskStream.parse(config.tasks.split, dataset.classes, config.tasks.order)
@@ -247,10 +249,8 @@ def open_scenario(config: Config, progress: Progress) -> Scenario:
     left_out = [name for i, name in enumerate(dataset.classes, 1) if i not in tasks.seen(len(tasks.tasks) - 1)]
     if left_out:
         progress.notice(f"in no task, so background throughout: {', '.join(left_out)}.")
-    for notice in (*missing_classes(dataset, train, val), *map(str, found.suspicions)):
-        progress.notice(notice)
-    if len(tasks.tasks) == 1 and not config.joint:
-        progress.notice(one_task(f"tasks.split = {config.tasks.split}", dataset.classes))
+    for suspicion in found.suspicions:
+        progress.notice(str(suspicion))
     announced = is_announced(config)
     if config.monitor.name == "told" and not announced:
         progress.notice("tasks cannot be announced in this world: each client alone knows its own (oracle).")

@@ -12,13 +12,18 @@ from typer.testing import CliRunner
 from worlds import make_folder
 
 from fiss.cli import app
+from fiss.cli.names import complete_methods, complete_presets
 from fiss.config.config import to_toml
+from fiss.config.presets import PRESETS
+from fiss.listing import list_methods, list_presets
+from fiss.methods import METHODS
+from fiss.monitors.rules import RULES
 
 
 def test_help_imports_nothing_heavy():
     """`fiss --help` answers at once: torch, numpy and the rest are imported only by the commands that need them."""
     heavy = ["matplotlib", "torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
-    for arguments in ([], ["--help"], ["run", "--help"]):
+    for arguments in ([], ["--help"], ["run", "-h"], ["methods"], ["presets"], ["monitors"]):
         code = (
             f"import sys; sys.argv = ['fiss', *{arguments!r}]\n"
             "from fiss.cli import main\n"
@@ -37,9 +42,10 @@ def test_run_resume_eval(tiny, tmp_path, capsys, monkeypatch):
     assert "task 1" in out
     assert "forgetting" in out
     path = tmp_path / "runs" / "tiny-finetune-seed3"
-    for name in ("config.toml", "scores.jsonl", "rounds.jsonl", "splits.json", "state.json", "weights"):
-        assert f"runs/{path.name}/{name}" in out
+    for name in ("config.toml", "scores.jsonl", "rounds.jsonl", "splits.json", "state.json", "weights", "report.html"):
         assert (path / name).exists()
+    assert f"runs/{path.name}/report.html" in out
+    assert f"fiss predict runs/{path.name} IMAGE..." in out
     fiss("run", "tiny.toml", "--seed", 3, "--base", path)
     assert (tmp_path / "runs" / "tiny-finetune-seed3-2" / "state.json").exists()
     fiss("run", "tiny.toml", "--joint")
@@ -80,7 +86,27 @@ def test_presets_and_methods(capsys):
     fiss("presets", "voc-8-2")
     assert 'split = "8-2"' in capsys.readouterr().out
     fiss("methods")
-    assert "finetune" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "finetune" in out
+    assert "Which one?" in out
+    fiss("methods", "analytic")
+    out = capsys.readouterr().out
+    assert "one of trained," in out
+    assert "Literal" not in out
+    fiss("monitors")
+    out = capsys.readouterr().out
+    assert all(name in out for name in RULES)
+
+
+def test_the_lists_name_everything_without_importing_it():
+    assert list(list_methods()) == list(METHODS)
+    assert list(list_presets()) == list(PRESETS)
+    assert all({**list_methods(), **list_presets()}.values())
+
+
+def test_completion():
+    assert [name for name, _ in complete_presets("voc-4")] == ["voc-4-4", "voc-4-4-small"]
+    assert [name for name, _ in complete_methods("fi")] == ["finetune"]
 
 
 def test_data_check(tmp_path, capsys):
@@ -120,12 +146,16 @@ def test_data_check(tmp_path, capsys):
         (["run", "voc-4-4", "--set", "data.root=/absent"], "there is no such folder"),
         (["run", "voc-4-4"], "data.root is empty"),
         (["run", "absent.toml"], "unreadable"),
-        (["resume", "/absent"], "not a run folder"),
-        (["eval", "/absent"], "not a run folder"),
+        (["resume", "/absent"], "/absent: there is no such folder"),
+        (["eval", "/absent"], "/absent: there is no such folder"),
         (["picture", "/absent", "--out", "x.txt"], "no picture ends so"),
         (["eval", "/absent", "--view", "ful"], "Did you mean 'full'?"),
         (["data", "check", "/absent"], "no such folder"),
         (["presets", "voc"], "Unknown preset"),
+        (["check", "/tmp"], "Unknown command 'check'. Did you mean 'data check'?"),
+        (["data", "chek"], "Did you mean 'data check'?"),
+        (["data", "."], "`fiss start .` proposes"),
+        (["predict", "/absent", "a.jpg"], "/absent: there is no such folder"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, says, capsys, tmp_path, monkeypatch):

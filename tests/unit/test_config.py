@@ -9,7 +9,6 @@ from fiss.config import presets
 from fiss.config.config import (
     Config,
     from_dict,
-    meanings,
     method_for,
     parse_settings,
     read_toml,
@@ -17,6 +16,7 @@ from fiss.config.config import (
     with_settings,
 )
 from fiss.config.presets import PRESETS, preset
+from fiss.config.section import meanings
 from fiss.errors import UserError
 from fiss.methods.fbl import FBL
 from fiss.simulation import sweep

@@ -128,7 +128,7 @@ def test_measured_beside_published(tmp_path):
     assert row["Imp."][column["analytic (ours)"]] == "-5.0 / -"
     said = "\n".join(classes.notes)
     for text in (
-        "d differs from voc-4-4 in tasks.split. `fiss table voc-8-2` is for it",
+        f"d differs from voc-4-4 in tasks.split. `fiss table voc-8-2 {tmp_path / 'd'}` is for it",
         "not a run folder",
         "f is not finished",
         "g differs from voc-4-4 in model.encoder",

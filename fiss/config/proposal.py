@@ -1,0 +1,246 @@
+"""A config for a data set that nobody has run yet, and a reason for everything that was chosen.
+
+It is meant for the first run: small enough to end in minutes on the machine at hand, sound enough that its number
+means something. How long it takes is measured, not guessed.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fiss.config.config import Config
+from fiss.config.presets import folder_small
+from fiss.data.cache import free_bytes
+from fiss.data.dataset import Split, shortened
+from fiss.data.index import DataCheck, inspect
+from fiss.data.sources import open_dataset, recognise
+from fiss.errors import UserError
+from fiss.labels import IGNORE, TaskStream
+from fiss.methods.finetune import Finetune
+from fiss.models.encoders import recognise_encoder
+from fiss.progress import Progress
+from fiss.training.speed import Speed, measure
+
+SIDES = (64, 96, 128, 160, 192, 224, 256, 320, 384)
+PASSES = 12
+"""Passes over the images of the first task that a network from random weights should have before its crops grow."""
+MOST_PASSES = 32
+OVERHEAD = 30.0
+"""Seconds for starting, the validation images' first reading, and the report."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to compute with."""
+
+    cores: int
+    memory: float
+    """Free, in GiB."""
+    gpu: str = ""
+    """Its name; empty: none."""
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """This one."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        return cls(cores, free_bytes() / 2**30, gpu)
+
+    def __str__(self) -> str:
+        return f"{self.gpu or 'no GPU'}, {self.cores} cores, {self.memory:.0f} GiB of memory free"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A config to begin with.
+
+    Args:
+        config: For `fiss.run`.
+        reasons: By key of the config, why it is so.
+        seconds: How long the run will take on this machine, from a few timed steps.
+        machine: What it was made for.
+
+    Example:
+        >>> proposal = fiss.propose("/data/mine")
+        >>> fiss.run(proposal.config)
+    """
+
+    config: Config
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    machine: str = ""
+
+
+def propose(
+    path: str | Path, minutes: float = 4.0, weights: str | Path = "", progress: Progress | None = None
+) -> Proposal:
+    """Look at a data set and at this machine, and propose a first run.
+
+    Args:
+        path: A data set, as for `fiss.check_data`.
+        minutes: How long the run may take.
+        weights: A file of pretrained weights (.safetensors), or a name that the hub knows, such as imagenet.
+        progress: Hears how the data set is read.
+
+    Returns:
+        A config with a reason for every choice, and how long it takes, from a few timed steps.
+
+    Example:
+        >>> fiss.run(fiss.propose("/data/mine").config)
+    """
+    root = Path(path).expanduser()
+    found = inspect(open_dataset(recognise(root)), progress)
+    for notice in (*found.notices, *map(str, found.suspicions)):
+        (progress or Progress()).notice(notice)
+    if found.problems:
+        raise UserError(f"{root} has {len(found.problems)} problem(s): `fiss data check {root}` lists them.")
+    machine, reasons = Machine.here(), dict[str, str]()
+    config = replace(folder_small(), name=root.resolve().name or "start", data=recognise(root))
+    config = _network(_tasks(config, found, reasons), str(weights), reasons)
+    first, later = _images(config, found)
+    config = _sites(config, first, reasons)
+    if sided := _sided(found.dataset.train, found.dataset.classes):
+        config = config.replace(augment={"flip": 0.0})
+        reasons["augment.flip"] = (
+            f"mirrored images would contradict classes that lie on one side: {shortened(sided, 3)}"
+        )
+    side = min(_fitting(config, found), 128)
+    config = _with_side(config, side)
+    speed = measure(config, found.dataset.train, len(found.dataset.classes))
+    config = _within(config, found, speed, first, minutes * 60, reasons)
+    seconds = _expected(config, found, speed, side, first, later)
+    return Proposal(config, reasons, seconds, str(machine))
+
+
+def _tasks(config: Config, found: DataCheck, reasons: dict[str, str]) -> Config:
+    """About half of the classes first, the others in two later tasks."""
+    shown = found.train.presence[:, 1:].sum(0)
+    ids = [i for i, images in enumerate(shown, 1) if images]
+    later = len(ids) // 4 or min(1, len(ids) - 1)
+    first = len(ids) - later * (2 if len(ids) >= 4 else 1)
+    cuts = [0, first, *([first + later] if len(ids) >= 4 else [])]
+    parts = [ids[a:b] for a, b in zip(cuts, [*cuts[1:], None], strict=True)]
+    if len(ids) == 1:
+        reasons["tasks.split"] = "there is one class, so one task: nothing can be forgotten"
+        reasons["method.name"] = "with one task there is nothing to forget"
+        return config.replace(tasks={"split": "all"}, method=Finetune())
+    whole = len(ids) == len(shown)
+    split = f"{first}-{later}" if whole else "; ".join(", ".join(map(str, part)) for part in parts)
+    if not whole:
+        lost = [name for name, images in zip(found.dataset.classes, shown, strict=True) if not images]
+        reasons["tasks.split"] = f"no training image shows {shortened(lost)}"
+    else:
+        reasons["tasks.split"] = f"{first} of {len(ids)} classes first, so that the network has enough to learn from"
+    reasons["method.name"] = "learning by sums: later classes are added without training, and nothing is forgotten"
+    return config.replace(tasks={"split": split})
+
+
+def _network(config: Config, weights: str, reasons: dict[str, str]) -> Config:
+    """A small one from random weights, or a pretrained one that stays as it is."""
+    if not weights:
+        reasons["model.encoder"] = "small enough to be trained from random weights; nothing is downloaded"
+        reasons["model.weights"] = "pretrained weights score better: `fiss start FOLDER --weights FILE.safetensors`"
+        return config
+    if not weights.endswith(".safetensors"):
+        reasons["model.weights"] = "pretrained weights were asked for; the network is trained from them"
+        return config.replace(model={"weights": weights}, training={"first_rate": 0.02, "later_rate": 0.002})
+    encoder = recognise_encoder(Path(weights).expanduser())
+    reasons["model.encoder"] = "that of the file"
+    reasons["model.weights"] = "as given"
+    model = {"architecture": "none", "encoder": encoder, "weights": weights, "options": {}}
+    if isinstance(config.method, Finetune):
+        return config.replace(model={**model, "architecture": "deeplabv3plus"}, training={"first_rate": 0.01})
+    reasons["method.trunk"] = "the pretrained encoder stays as it is, so nothing has to be trained"
+    reasons["method.projection"] = "the features of all stages are many; a random projection keeps their sums small"
+    method = {"trunk": "pretrained", "maps": ("stages",), "projection": 384}
+    return config.replace(model=model, method=method)
+
+
+def _images(config: Config, found: DataCheck) -> tuple[int, int]:
+    """Training images of the first task, and of all later ones together."""
+    tasks = TaskStream.parse(config.tasks.split, found.dataset.classes).tasks
+    shown = [int(found.train.presence[:, list(ids)].any(1).sum()) for ids in tasks]
+    return shown[0], sum(shown[1:])
+
+
+def _sites(config: Config, images: int, reasons: dict[str, str]) -> Config:
+    """So many that each has some batches of images."""
+    sites = min(5, max(2, images // 100))
+    batch = 8 if images >= 16 * sites else max(2, images // (2 * sites))
+    reasons["world.clients"] = f"each has about {images // sites} of the {images} images of the first task"
+    reasons["world.split"] = "an image lies at one site only, as in hospitals"
+    return config.replace(world={"clients": sites, "per_round": sites}, training={"batch": batch})
+
+
+def _fitting(config: Config, found: DataCheck) -> int:
+    """The largest side that is no larger than most images."""
+    shorter = int(np.median(found.train.sizes.min(1)))
+    return max((side for side in SIDES if side <= shorter), default=SIDES[0])
+
+
+def _with_side(config: Config, side: int) -> Config:
+    return config.replace(augment={"crop": side}, evaluation={"size": side})
+
+
+def _within(
+    config: Config, found: DataCheck, speed: Speed, images: int, seconds: float, reasons: dict[str, str]
+) -> Config:
+    """Crops and epochs that fit into the time."""
+    measured, left = config.augment.crop, max(20.0, 0.6 * (seconds - OVERHEAD))
+    rounds = config.world.rounds
+    if not speed.train:
+        side = min(224, _fitting(config, found))
+        reasons["augment.crop"] = f"the images are {np.median(found.train.sizes.min(1)):.0f} pixels wide or high"
+        return _with_side(config.replace(world={"rounds": 1}), side)
+
+    def passes(side: int) -> float:
+        return left / images / (speed.read + speed.train * (side / measured) ** 2)
+
+    sides = [side for side in SIDES if 96 <= side <= _fitting(config, found)] or [measured]
+    side = max((side for side in sides if passes(side) >= PASSES), default=sides[0])
+    epochs = int(min(passes(side), MOST_PASSES) / rounds)
+    reasons["augment.crop"] = f"larger ones would leave no time for {PASSES} passes over the images"
+    if side == sides[-1]:
+        reasons["augment.crop"] = f"the images have {np.median(found.train.sizes.min(1)):.0f} pixels"
+    reasons["training.epochs"] = f"so many in each of {rounds} rounds fit into {seconds / 60:.0f} minutes"
+    config = _with_side(config, side).replace(training={"epochs": max(1, epochs)})
+    if epochs >= 1:
+        return config
+    share = max(0.01, passes(side) / rounds)
+    reasons["world.sample_ratio"] = (
+        f"there are {images} images, too many for {seconds / 60:.0f} minutes: a part of them"
+    )
+    share /= config.world.clients
+    world = {"split": "published", "sample_ratio": share, "single_ratio": share}
+    reasons["world.split"] = "each site draws a part of the images"
+    return config.replace(world=world)
+
+
+def _expected(config: Config, found: DataCheck, speed: Speed, measured: int, first: int, later: int) -> float:
+    """Seconds of the whole run."""
+    larger = (config.augment.crop / measured) ** 2
+    drawn = 1.0 if config.world.split != "published" else min(1.0, config.world.sample_ratio * config.world.clients)
+    trained = drawn * first * config.world.rounds * config.training.epochs * bool(speed.train)
+    if config.method.collection is None:
+        trained += drawn * later * config.world.rounds * config.training.epochs
+    tasks = len(TaskStream.parse(config.tasks.split, found.dataset.classes).tasks)
+    scored = tasks * len(found.dataset.val.stems)
+    work = trained * speed.train + drawn * (first + later) * speed.count + scored * speed.score
+    return OVERHEAD + larger * work + (trained + drawn * (first + later) + scored) * speed.read
+
+
+def _sided(split: Split, classes: tuple[str, ...], most: int = 40) -> list[str]:
+    """Classes whose pixels lie in the same half of nearly every image, if they are a quarter of all classes or more."""
+    sides: dict[int, list[bool]] = {}
+    for i in range(0, len(split.stems), max(1, len(split.stems) // most)):
+        mask = split.read(i)[1]
+        left, right = (np.bincount(half.ravel(), minlength=256) for half in np.array_split(mask, 2, axis=1))
+        for id_ in np.nonzero(left + right)[0]:
+            if 0 < id_ < IGNORE:
+                sides.setdefault(int(id_), []).append(bool(left[id_] > right[id_]))
+    found = [i for i, own in sides.items() if len(own) >= 10 and not 0.05 < sum(own) / len(own) < 0.95]
+    return [classes[i - 1] for i in sorted(found)] if 4 * len(found) >= len(classes) and len(found) > 1 else []
