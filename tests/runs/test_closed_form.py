@@ -216,12 +216,12 @@ def test_in_a_real_federation(tmp_path):
     assert sorted(ledger.contributions) == ["00000/00000", "00000/00002", "00001/00000"]
     assert ledger.contributions["00001/00000"].images == 6
     assert final(run).weights["head.weight"].shape[0] == 6
-    whole, sent = len(final(run).weights), [[len(message.arrays) for message in one.sent] for one in carried]
+    whole, sent = len(final(run).weights), [[len(message.arrays) for message in one.messages] for one in carried]
     grown, nothing, trunk, solved = [2, 2], [0, 0], [whole - 2] * 2, [2, 2]
     probed = [whole - 4] * 2 + grown  # a second time with the classes that the first one found
     assert sent[0] == probed + nothing + trunk + solved + nothing
     assert sent[1] == trunk + grown  # another job, whose engine knows of nothing
-    assert sorted(carried[0].sent[8].arrays) == ["model/head.bias", "model/head.weight"]
+    assert sorted(carried[0].messages[8].arrays) == ["model/head.bias", "model/head.weight"]
     carried[0].site_clients["a"].model = None
     with pytest.raises(UserError, match=r"was not given \(\d+ tensors\)"):
-        carried[0].site_clients["a"](carried[0].sent[-1])
+        carried[0].site_clients["a"](carried[0].messages[-1])

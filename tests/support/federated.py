@@ -85,12 +85,16 @@ class Carried:
     """The transport to sites in this process, and what went to them."""
 
     def __init__(self, site_clients):
-        self.site_clients, self.sent = site_clients, []
+        self.site_clients, self.messages = site_clients, []
+        self.sent = self.received = 0
 
-    def exchange(self, messages, read, quorum, patience):
+    def exchange(self, messages, read, quorum, patience, silent=tuple):
         for site, message in messages:
-            self.sent.append(message)
-            yield site, read(site, self.site_clients[site](message))
+            self.messages.append(message)
+            self.sent += message.size
+            answer = self.site_clients[site](message)
+            self.received += answer.size
+            yield site, read(site, answer)
 
 
 def final(run):
