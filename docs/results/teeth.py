@@ -19,6 +19,7 @@ import torch
 
 from fiss.config.config import Config
 from fiss.config.presets import preset
+from fiss.models.classifier import Weights
 from fiss.progress import Progress
 from fiss.reports.pictures import draw_tasks
 from fiss.runs.folder import RunFolder
@@ -83,12 +84,15 @@ def folder_name(name: str) -> str:
 def sent(folder: RunFolder) -> float:
     """Megabytes that a practice sends in the whole run, in the mean: a model for every round in which it trains, and
     its sums."""
-    names = {round_.task: f"task-{round_.task}" for round_ in folder.rounds()}
-    model = {t: sum(w.nbytes for w in folder.read_weights(name).weights.values()) for t, name in names.items()}
-    trained = [(round_.task, reply.client) for round_ in folder.rounds() for reply in round_.replies if reply.steps]
+    sizes = {task: _bytes(folder.read_weights(name).weights) for task, name in folder.last_models().items()}
+    trained = [round_.task for round_ in folder.rounds() for reply in round_.replies if reply.steps]
     sums = [s for path in folder.path.glob("ledger-*.safetensors") for s in Ledger.load(path).contributions.values()]
-    counted = sum(t.nbytes for one in sums for t in one.tensors(torch.float32).values())
-    return (sum(model[task] for task, _ in trained) + counted) / 4e6
+    counted = sum(_bytes(one.tensors(torch.float32)) for one in sums)
+    return (sum(sizes.get(task, sizes[0]) for task in trained) + counted) / 4e6
+
+
+def _bytes(tensors: Weights) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def one(name: str, path: Path) -> dict:
@@ -118,7 +122,9 @@ def table(record: dict) -> list[str]:
     for run in record["runs"]:
         scores = [f"{miou:.1f}" for miou in run["miou"]]
         lost = fall(run)
-        cells = [run["name"], *[""] * (4 - len(scores)), *scores, "" if lost is None else f"{round(lost, 1) + 0:.1f}"]
+        blank = [""] * (4 - len(scores))
+        scores = [*blank, *scores] if run["finished"] else [*scores, *blank]
+        cells = [run["name"], *scores, "" if lost is None else f"{round(lost, 1) + 0:.1f}"]
         lines.append(f"| {' | '.join([*cells, format(sum(run['seconds']), '.0f'), format(run['megabytes'], '.0f')])} |")
     return lines
 
