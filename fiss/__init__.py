@@ -20,13 +20,14 @@ from fiss.progress import Progress
 
 if TYPE_CHECKING:
     from fiss.config.config import Config
+    from fiss.config.listing import list_methods, list_presets
     from fiss.config.presets import preset
     from fiss.config.proposal import Proposal, propose
     from fiss.data.imports.writer import Imported
     from fiss.data.index import DataCheck
     from fiss.extension.extend import Extended
     from fiss.extension.forget import Forgotten
-    from fiss.listing import list_methods, list_presets
+    from fiss.methods.analytic import Analytic
     from fiss.methods.base import Method, Step
     from fiss.methods.fbl import FBL
     from fiss.methods.finetune import Finetune
@@ -49,13 +50,14 @@ __version__: str
 
 _HOMES = {
     "config.config": "Config",
+    "config.listing": "list_methods list_presets",
     "config.presets": "preset",
     "config.proposal": "Proposal propose",
     "data.imports.writer": "Imported",
     "data.index": "DataCheck",
     "extension.extend": "Extended",
     "extension.forget": "Forgotten",
-    "listing": "list_methods list_presets",
+    "methods.analytic": "Analytic",
     "methods.base": "Method Step",
     "methods.fbl": "FBL",
     "methods.finetune": "Finetune",
@@ -76,11 +78,11 @@ _HOMES = {
 """Rooms, and what is imported from them when it is first used."""
 
 __all__ = [
-    "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended", "Finetune",
-    "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal", "Run", "Step",
-    "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget", "import_data",
-    "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume", "run", "sweep",
-    "verify",
+    "FBL", "ILT", "PLOP", "RCIL", "Analytic", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended",
+    "Finetune", "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal",
+    "Run", "Step", "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget",
+    "import_data", "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume",
+    "run", "sweep", "verify",
 ]  # fmt: skip
 
 
