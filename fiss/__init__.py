@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from fiss.reports.checks import check_data, evaluate, import_data
     from fiss.reports.comparison import Comparison, compare
     from fiss.reports.document import Document, picture, report
+    from fiss.reports.exported import export
     from fiss.reports.extended import extend, forget, verify
+    from fiss.reports.swept import sweep
     from fiss.runs.run import Run
     from fiss.simulation.sweep import Sweep
 
@@ -71,7 +73,9 @@ _HOMES = {
     "reports.comparison": "Comparison compare",
     "reports.checks": "check_data evaluate import_data",
     "reports.document": "Document picture report",
+    "reports.exported": "export",
     "reports.extended": "extend forget verify",
+    "reports.swept": "sweep",
     "runs.run": "Run",
     "simulation.sweep": "Sweep",
 }
@@ -208,89 +212,6 @@ def open_run(path: str | Path) -> Run:
     return found
 
 
-def sweep(
-    what: str | Path | Config | Sequence[str | Path | Config],
-    methods: Sequence[str] = ("paper",),
-    seeds: Sequence[int] = (),
-    *,
-    jobs: int = 1,
-    share: bool = False,
-    settings: Mapping[str, Any] | None = None,
-    out: str | Path = "runs/sweep",
-    progress: Progress | bool | None = None,
-) -> Sweep:
-    """Many runs: methods times seeds, the first task shared, what is done skipped, a report for each preset.
-
-    Args:
-        what: Presets, config files or configs, one or several.
-        methods: Names of methods, ablations (fbl-without-pod), joint; paper, ablations and all stand for several.
-        seeds: None: the preset's.
-        jobs: Runs at a time.
-        share: RCIL too takes the common first task over, split.
-        settings: Keys of the config and their values, for all runs.
-        out: Where the run folders go; give it again to go on.
-        progress: As for `fiss.run`.
-
-    Returns:
-        The runs, and the jobs that failed.
-
-    Example:
-        >>> done = fiss.sweep("shapes", ["finetune", "fbl"], seeds=[1, 2])
-        >>> fiss.compare(done.runs)
-    """
-    from fiss.reports.display import shown
-    from fiss.simulation.sweep import sweep as play
-
-    several = [what] if not isinstance(what, Sequence) or isinstance(what, str) else what
-    with shown(progress) as display:
-        done = play(several, methods, seeds, Path(out), jobs, share, settings or {}, display)
-        for name, own in done.by_preset.items():
-            _write_report([run.path for run in own], Path(out) / f"{name}.html", display)
-    return done
-
-
-def export(
-    model: Run | str | Path,
-    out: str | Path | None = None,
-    *,
-    size: str | tuple[int, int] = "",
-    format: str = "onnx",
-    classes: str | Path | None = None,
-    progress: Progress | bool | None = None,
-) -> Export:
-    """Write a model as one file that runs without fiss, and a model card beside it.
-
-    Args:
-        model: A run or its folder, whose newest model it is; a model file with the run's config.toml beside or above;
-            or a folder written by segmentation_models_pytorch's `save_pretrained`.
-        out: The file, which must not be there. Default: the model's name, in the present folder.
-        size: Height and width of all images, (512, 640) or "512x640". Default: any size, where the network allows it.
-        format: onnx, or pt2: a program of torch.export.
-        classes: A file of class names, one per line, where the model's are private or it has none.
-        progress: As for `fiss.run`.
-
-    Returns:
-        The file, its card, and what images it takes. It was compared with the model's own predictions.
-
-    Example:
-        >>> fiss.export("runs/demo/fbl", "fbl.onnx").takes
-    """
-    from fiss.predict.export import export as write
-    from fiss.reports.display import shown
-
-    sides = size.lower().split("x") if isinstance(size, str) else size
-    try:
-        numbers = tuple(int(side) for side in sides if side)
-    except ValueError:
-        numbers = (0,)
-    if (size and not numbers) or len(numbers) > 2 or any(side < 1 for side in numbers):
-        raise UserError(f"--size {size}: expected HEIGHTxWIDTH in pixels, such as 512x640.")
-    pair = (numbers[0], numbers[-1]) if numbers else None
-    names = None if classes is None else Path(classes)
-    with shown(progress) as display:
-        return write(model, None if out is None else Path(out), pair, format, names, display)
-
-
 @contextmanager
 def _resumable(path: Path) -> Iterator[None]:
     """Whoever stops it is told how to go on."""
@@ -302,17 +223,8 @@ def _resumable(path: Path) -> Iterator[None]:
 
 
 def _reported(path: Path, progress: Progress) -> Run:
+    from fiss.reports.swept import write_page
     from fiss.runs.run import Run
 
-    _write_report([path], path / "report.html", progress)
+    write_page([path], path / "report.html", progress)
     return Run(path)
-
-
-def _write_report(runs: Sequence[Path], out: Path, progress: Progress) -> None:
-    """The page at the end of a run; a run is not lost because its page cannot be drawn."""
-    from fiss.reports import report as reporting
-
-    try:
-        reporting.write(runs, out, progress)
-    except Exception as error:  # whatever it is, the run itself is done and safe
-        progress.notice(f"no report: {type(error).__name__}: {error}")

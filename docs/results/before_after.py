@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -61,19 +62,20 @@ def play(given: argparse.Namespace, state: str, method: str, seed: int) -> None:
     words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     if method in BASED:
         words += ["--base", str(given.out / f"{state}-finetune-{seed}")]
-    tree = (given.before if state == "before" else given.after).resolve()
-    path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    with folder.with_suffix(".log").open("w") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", "fiss", *words],
-            env=os.environ | threads | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=given.out,
-        )
-    print(f"{folder.name}: {'done' if done.returncode == 0 else f'FAILED, see {log.name}'}", flush=True)
+    tree = given.before if state == "before" else given.after
+    done = fiss(tree, words, folder.with_suffix(".log"))
+    print(f"{folder.name}: {'done' if done else f'FAILED, see {folder}.log'}", flush=True)
+
+
+def fiss(tree: Path, words: Sequence[str], log: Path) -> bool:
+    """A command with the package in that folder, on one thread; its output goes to `log`. Whether it ended well."""
+    path = os.pathsep.join([str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+    with log.open("w") as out:
+        command = [sys.executable, "-m", "fiss", *words]
+        return not subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=log.parent
+        ).returncode
 
 
 def scores(folder: Path) -> dict[str, float] | None:

@@ -8,6 +8,7 @@ import typer
 import fiss
 from fiss.errors import unknown
 
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 View = Annotated[str, typer.Option(help="published or full.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
@@ -18,7 +19,7 @@ def picture(
     out: Annotated[Path, typer.Option(help="The picture: .png, .pdf or .svg.")] = Path("picture.png"),
 ) -> None:
     """Images, truth, and what each run sees after its last task; and how its old classes fared."""
-    _said(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
+    _written(fiss.picture(runs, out, progress=True).path, "the same images, segmented by each run")
 
 
 def compare(runs: RunPaths, view: View = "published", markdown: Markdown = False) -> None:
@@ -62,7 +63,7 @@ def report(
 ) -> None:
     """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
     written = fiss.report(runs, out, progress=True).path
-    _said(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
+    _written(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
 
 
 def table(
@@ -87,7 +88,29 @@ def table(
             print(f"\n{comparison.title}\n\n{comparison.markdown()}" if form == "markdown" else comparison.csv())
 
 
-def _said(path: Path, what: str) -> None:
+def eval_(
+    run: RunPath,
+    view: Annotated[list[str] | None, typer.Option(help="published, full; repeatable. Default: both.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")] = False,
+) -> None:
+    """Score again the models after every task of a run."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from fiss.cli.tables import score_table
+    from fiss.reports.display import Display
+    from fiss.runs.records import to_json
+
+    with Display(Console(stderr=json)) as display:
+        records = fiss.evaluate(run, view or ("published", "full"), display)
+    if not json:
+        show(score_table(records, str(run)))
+    for record in records if json else ():
+        print(dumps(to_json(record)))
+
+
+def _written(path: Path, what: str) -> None:
     from rich.markup import escape
 
     show(f"{escape(str(path))}  [dim]{what}[/]")

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from worlds import picture, save
 import fiss
 from fiss.config.config import to_toml
 
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "typer", "rich", "pydantic", "PIL", "matplotlib", "safetensors")
 NAMES = [
     "FBL",
@@ -102,10 +105,8 @@ def test_the_version(capsys):
 
 
 EXAMPLE = """
-import fiss
-
-fiss.run("tiny.toml", method="fbl", seed=1, out="runs/a", settings={"world.rounds": 1})
-run = fiss.open_run("runs/a")
+assert run.path == fiss.open_run("runs/a").path and run.config.seed == 1
+assert len(run.scores) == 4 and len(run.rounds) == 2 and run.rounds[-1].replies[-1].losses["compensation"] > 0
 changed = run.config.replace(method=fiss.FBL(pod_logits=0), training={"epochs": 1}, base="runs/a")
 other = fiss.run(changed, out="runs/b", progress=False)
 assert other.config.method == fiss.FBL(pod_logits=0) and other.finished
@@ -128,8 +129,16 @@ assert "shapes" in fiss.list_presets() and "fbl" in fiss.list_methods()
 @pytest.mark.slow
 def test_the_example_in_a_fresh_interpreter(tiny, tmp_path):
     (tmp_path / "tiny.toml").write_text(to_toml(tiny))
-    save(tmp_path / "photo.png", picture())
-    assert python(EXAMPLE, tmp_path) == ""  # progress is shown to people only
+    for name in ("photo.png", "photo.jpg"):
+        save(tmp_path / name, picture())
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    assert '"shapes"' in shown
+    shown = shown.replace('"shapes"', '"tiny.toml"').replace('"world.rounds": 2', '"world.rounds": 1')
+    if find_spec("pandas") is None:
+        shown = re.sub(r".*to_pandas.*\n", "", shown)
+    first, *table = python(shown + EXAMPLE, tmp_path).splitlines()  # progress is shown to people only
+    assert re.fullmatch(r"\d+\.\d+ \d+\.\d+", first)
+    assert len(table) == (0 if find_spec("pandas") is None else 5)
 
 
 def test_probabilities_and_grey_images(tiny, tmp_path):
