@@ -25,6 +25,8 @@ from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.scoring import Validation
 from fiss.simulation.scenario import open_scenario
+from fiss.training.fit import without_trace
+from fiss.training.trainer import set_training
 
 SHOWN = 4
 """Images in a picture."""
@@ -172,9 +174,9 @@ def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[L
 
 def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
-    learns from in its last epoch (white: ignored), the student being the model after the task. Thresholds come from
-    these images alone. None where the method makes no pseudo labels, there was no second task, or the images are the
-    sites' own."""
+    learns from in its last epoch (white: ignored), the student being the model after the task, as it trains. Thresholds
+    come from these images alone. None where the method makes no pseudo labels, there was no second task, or the images
+    are the sites' own."""
     config, models = folder.config(), folder.last_models()
     method = config.method
     if not isinstance(method, PseudoLabelled) or len(models) < 2 or folder.deployed:
@@ -191,7 +193,8 @@ def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] |
     ids = np.append(_ids(scenario.dataset.classes, space), np.full(256 - space.channels, 255))
     colours, rows = colours_of(len(scenario.dataset.classes) + 1), []
     pictures, masks = stack([data[i, i] for i in holding.images[:8]])
-    with torch.no_grad():
+    set_training(student, method, sum(map(bool, space.groups)), config.training)
+    with without_trace(student):
         images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], student.divisor)
         batch = normalise(images)
         rounds = config.world.rounds * config.training.epochs_in(task == 0)

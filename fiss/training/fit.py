@@ -50,7 +50,7 @@ class TrainingResult:
 
 
 @contextmanager
-def _without_trace(student: Segmenter) -> Iterator[None]:
+def without_trace(student: Segmenter) -> Iterator[None]:
     """The student as it trains, without gradient; its statistics and what is drawn afterwards stay as they were."""
     kept = [buffer.clone() for buffer in student.buffers()]
     device = next(student.parameters()).device
@@ -91,7 +91,7 @@ def fit(
     steps, seen, shown_at = 0, 0, 0.0
     for number, epoch in enumerate(epochs, plan.epochs_done):
         if epoch.preview:
-            with _without_trace(student):
+            with without_trace(student):
                 for batch in epoch.preview:
                     method.preview(forward(batch, number))
         for batch in epoch.batches:

@@ -13,6 +13,7 @@ import torch
 from fiss import methods
 from fiss.errors import UserError
 from fiss.methods.fbl import FBL
+from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.reports import pictures, report
 from fiss.runs.folder import RunFolder
@@ -121,15 +122,17 @@ def test_one_page_without_network(played, tmp_path):
     assert re.search(r"<b>finetune</b>: \d+\.\d mIoU after its last task; it forgot", text)
 
 
-def test_pseudo_labels_are_drawn_with_the_student_of_the_run(tiny, finished, monkeypatch):
-    """In fbl-paper its entropies decide."""
+def test_pseudo_labels_are_drawn_with_the_student_of_the_run_as_it_trains(tiny, finished, monkeypatch):
+    """In fbl-paper its entropies decide, with the statistics of the batch; the teacher's are its own."""
     folder = RunFolder.open(finished(replace(tiny, method=methods.find("fbl-paper"))))
     steps = []
-    relabel = FBL.relabel
+    relabel, forward, modes = FBL.relabel, Segmenter.forward, []
     monkeypatch.setattr(FBL, "relabel", lambda self, step: steps.append(step) or relabel(self, step))
+    monkeypatch.setattr(Segmenter, "forward", lambda self, x: modes.append(self.training) or forward(self, x))
     headings, rows = pictures.pseudo_label_tiles(folder)
     assert len(rows[0]) == len(headings) == 4
     (step,) = steps
+    assert modes == [True, False]  # student, teacher
     validation = open_scenario(folder.config(), Progress()).validation
     for output, name in zip((step.teacher, step.student), list(folder.last_models().values())[-2:], strict=True):
         model, space = validation.model(folder, name)

@@ -362,6 +362,7 @@ def test_folding(keep):
         ("vgg11_bn", True),  # convolutions with a bias
         ("tu-darknet53", True),  # activations inside the norms
         ("tu-regnety_002", True),
+        ("tu-vovnet39a", True),
         ("dpn68", False),  # norms before the convolutions
         ("densenet121", False),
         ("mit_b0", False),  # no BatchNorm
