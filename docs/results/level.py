@@ -2,9 +2,9 @@
 
 A table, in Markdown, of false alarms and of what is seen, by the images of a folder before and after, the share of the
 latter that show new classes, network and data. FOLDER keeps the features, which take longest; VOC is the data set's
-folder, WEIGHTS an ImageNet ResNet-50. ROWS are some of shapes-untrained, shapes-pretrained, voc-untrained,
-voc-pretrained and lognormal; --device cuda:0 takes the features of VOC in a minute. In brackets: the rule before, Welch's test with Bonferroni's correction, on the
-same features.
+folder, WEIGHTS an ImageNet ResNet-50. ROWS are some of shapes-untrained, shapes-pretrained, voc-untrained, voc-
+pretrained and lognormal; --device cuda:0 takes the features of VOC in a minute. In brackets: the rule before, Welch's
+test with Bonferroni's correction, on the same features.
 
 Folders are drawn from 540 images that show old classes and 280 others that show new ones (shapes: 1 to 6 and 7 to 9,
 96 px; VOC: 1 to 5 and 6 to 10, 256 px); labelled are the old ones in the former and the new ones in the latter.
