@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fiss.errors import unknown
-from fiss.models.output import Output
 from fiss.models.segmenter import enlarge
 from fiss.rng import address
 
@@ -82,11 +81,6 @@ def _uniform(rows: int, columns: int, seed: int, name: str) -> Tensor:
     generator = torch.Generator().manual_seed(address(seed, "features", name))
     bound = math.sqrt(3 / rows)
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
-
-
-def trunk_maps(output: Output) -> dict[str, Tensor]:
-    """What one forward pass offers, by name."""
-    return named_maps(output.decoded_BDhw, output.encoded_BDhw, output.stages)
 
 
 def named_maps(decoded_BDhw: Tensor, encoded_BDhw: Tensor, stages: tuple[Tensor, ...]) -> dict[str, Tensor]:

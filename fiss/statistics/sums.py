@@ -134,11 +134,6 @@ class Sums:
         return same and (self.cells, self.images) == (other.cells, other.images)
 
 
-def size_in_bytes(channels: int, features: int, dtype: torch.dtype = torch.float32) -> int:
-    """Of the numbers of one contribution, as it is sent or stored."""
-    return (channels * (1 + features) + features * (features + 1) // 2) * dtype.itemsize
-
-
 class Accumulator:
     """Adds up batch after batch on one device: its memory does not grow, and it waits for nothing until asked."""
 

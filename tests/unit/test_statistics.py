@@ -13,10 +13,10 @@ from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.models.output import Output
 from fiss.statistics import ledger as ledger_module
-from fiss.statistics.features import FeatureSpec, FixedLayers, digest, draw_layers, feature_map, trunk_maps
+from fiss.statistics.features import FeatureSpec, FixedLayers, digest, draw_layers, feature_map, named_maps
 from fiss.statistics.ledger import ROUNDING, Ledger, problem
 from fiss.statistics.solve import NEVER, lda, moments, ridge
-from fiss.statistics.sums import Accumulator, Sums, cell_shares, size_in_bytes
+from fiss.statistics.sums import Accumulator, Sums, cell_shares
 
 C, D = 4, 6
 
@@ -127,7 +127,7 @@ def test_float32_loses_what_is_stated():
     short = Sums.from_tensors(found.tensors(torch.float32), found.cells, found.images)
     for a, b in zip(short.tensors().values(), found.tensors().values(), strict=True):
         assert ((a - b).abs() <= 2.0**-24 * b.abs()).all()
-    assert sum(t.nbytes for t in found.tensors(torch.float32).values()) == size_in_bytes(C, D)
+    assert sum(t.nbytes for t in found.tensors(torch.float32).values()) == 4 * (C * (1 + D) + D * (D + 1) // 2)
 
 
 # Solvers
@@ -466,7 +466,7 @@ def test_the_fixed_layers():
 def test_the_maps_of_a_trunk():
     stages = torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 2, 2)
     output = Output(torch.zeros(1), torch.zeros(1), torch.zeros(1, 4, 2, 2), torch.zeros(1, 3, 2, 2), stages)
-    assert {k: v.shape[1] for k, v in trunk_maps(output).items()} == {
+    assert {k: v.shape[1] for k, v in named_maps(output.decoded_BDhw, output.encoded_BDhw, output.stages).items()} == {
         "decoder": 4,
         "encoder": 3,
         "stage1": 2,
