@@ -159,8 +159,8 @@ def _plain_errors(answer: Answer) -> Answer:
 
 def make_app(site: Site) -> ASGIApp:
     """The whole server."""
-    texts = {name: files("fiss.web").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
-    kinds = {"page.css": "text/css", "page.js": "text/javascript"}
+    kinds = {"page.css": "text/css", "drawing.js": "text/javascript", "page.js": "text/javascript"}
+    texts = {name: files("fiss.web").joinpath(name).read_text(encoding="utf-8") for name in kinds}
 
     async def page(request: Request) -> Response:
         text = files("fiss.web").joinpath("page.html").read_text(encoding="utf-8")
@@ -231,7 +231,7 @@ def make_app(site: Site) -> ASGIApp:
         return Route(path, _plain_errors(answer), methods=["POST"])
 
     routes = [
-        *(get(path, static) for path in ("/page.css", "/page.js")),
+        *(get(f"/{name}", static) for name in kinds),
         *(get(path, one) for path, one in (("/", page), ("/events", events), ("/metrics", measured))),
         *(get(path, one) for path, one in (("/compare", compared), ("/report", figures))),
         *(get("/runs/{id}/" + name, one) for name, one in (("config", config), ("strip", strip))),

@@ -51,6 +51,11 @@ def test_a_file_is_one_thing_and_says_what_it_is_for(path):
     assert ast.get_docstring(ast.parse(text))
 
 
+def test_no_file_of_the_pages_is_long_either():
+    for path in (ROOT / "fiss").rglob("*.*"):
+        assert path.suffix not in (".js", ".css", ".html") or path.read_text().count("\n") <= 350, path
+
+
 def test_only_known_rooms():
     """No loose modules; py.typed says that the types are meant to be used."""
     there = {p.name for p in (ROOT / "fiss").iterdir()} - {"__pycache__"}

@@ -158,7 +158,7 @@ def test_who_may_see_it(tmp_path):
     shelf = Shelf([tmp_path])
     app = make_app(Site(shelf, TOKEN, 80))
     stranger = TestClient(app, base_url="http://localhost")
-    for path in ("/", "/page.js", "/events", "/metrics", "/?token=wrong", f"/metrics?token={TOKEN}"):
+    for path in ("/", "/page.js", "/drawing.js", "/events", "/metrics", "/?token=wrong", f"/metrics?token={TOKEN}"):
         assert stranger.get(path).status_code == 401, path
     assert stranger.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     for host in ("evil.example", "localhost.evil.example", "localhost:81", ""):  # a name that was made to point here
@@ -174,7 +174,7 @@ def test_who_may_see_it(tmp_path):
     assert "unsafe" not in policy
     assert page.headers["referrer-policy"] == "no-referrer"
     assert not re.search(r"<style|<script>|style=|\son\w+=", page.text)  # the policy would refuse it
-    for name in ("/", "/page.js", "/page.css"):
+    for name in ("/", "/page.js", "/drawing.js", "/page.css"):
         text = browser_of(shelf).get(name).text.replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|@import|url\(", text), name
     everybody = TestClient(make_app(Site(shelf, "", 80)), base_url="http://localhost")
