@@ -6,8 +6,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from worlds import picture, save
 
+import fiss
 from fiss.data import voc
 from fiss.progress import Progress
 from fiss.reports import comparison, paper, report
@@ -19,6 +22,7 @@ sys.path.insert(0, str(RESULTS))
 import collect  # noqa: E402
 import folders  # noqa: E402
 import heldout  # noqa: E402
+import teeth  # noqa: E402
 
 NAMES = (  # longest first
     ("fbl without adaptive pseudo labels", "fbl-without-pseudo-labels"),
@@ -248,3 +252,35 @@ def test_variants_have_folders_of_their_own_and_settings_that_are_understood(tmp
         assert job.base == base.folder == Path(job.config.base)
         assert collect.nearest(job.config) == method
         assert collect.changed(job.config) == {**changes, "tasks.split": base.config.tasks.split}
+
+
+@pytest.mark.slow
+def test_teeth_are_played_row_by_row(tmp_path, monkeypatch, capsys):
+    """Four steps of an untrained trunk; a row from another machine stays, and what is finished is not played again."""
+    names = [f"FDI-{quarter}{tooth}" for quarter in "1234" for tooth in range(1, 9)]
+    for i in range(22):
+        save(tmp_path / "data" / "images" / f"{i}.png", picture(64, 64, seed=i))
+        save(
+            tmp_path / "data" / "masks" / f"{i}.png",
+            np.arange(64, dtype=np.uint8).reshape(8, 8).repeat(8, 0).repeat(8, 1) % 33,
+        )
+    for name, lines in {"classes": names, "train": range(20), "val": range(20, 22)}.items():
+        (tmp_path / "data" / f"{name}.txt").write_text("\n".join(map(str, lines)))
+    iou = [{"background": 90.0} | {names[k]: 8.0 - 2 * (step - k) for k in range(step + 1)} for step in range(4)]
+    other = {"name": "fbl", "finished": True, "hardware": "elsewhere", "miou": [4, 3, 2, 1], "iou": iou}
+    (tmp_path / "out" / "rows").mkdir(parents=True)
+    (tmp_path / "out" / "rows" / "fbl.json").write_text(json.dumps(other | {"seconds": [1, 2], "megabytes": 5}))
+    command = ["teeth.py", str(tmp_path / "data"), "-", str(tmp_path / "out"), "--tiny", "--only", "untrained"]
+    monkeypatch.setattr(sys, "argv", command)
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            teeth.main()
+        assert not ended.value.code
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == "| fbl | 4.0 | 3.0 | 2.0 | 1.0 | 4.0 | 3 | 5 | elsewhere |"  # falls by 6, 4 and 2
+        played = json.loads((tmp_path / "out" / "teeth.json").read_text())["runs"][1]
+        assert lines[3].startswith(f"| {played['name']} | {played['miou'][0]:.1f} | ")
+        assert (len(played["miou"]), len(played["iou"][-1]), played["rounds"]) == (4, 33, 1)
+        assert "CPUs" in played["hardware"]
+    assert (tmp_path / "out" / "teeth-untrained.png").is_file()
+    assert len(fiss.open_run(tmp_path / "out" / "runs" / "untrained").folder.origins()) == 1
