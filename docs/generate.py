@@ -9,12 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import typer
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 import fiss
@@ -23,6 +20,11 @@ from fiss.config.config import Config
 from fiss.config.section import in_words, meanings
 from fiss.methods import METHODS
 from fiss.runs import folder, records
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 API = {
@@ -246,14 +248,16 @@ PAGES = {
 """By path on the site, what makes the page."""
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add the pages that are made."""
+    from mkdocs.structure.files import File
+
     for path, make in PAGES.items():
         files.append(File.generated(config, path, content=make()))
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Drawings stand in the page itself and follow its colours; links to the README are links to the start."""
     up = "../" * page.file.src_uri.count("/")
 
