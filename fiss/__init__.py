@@ -20,13 +20,14 @@ from fiss.progress import Progress
 
 if TYPE_CHECKING:
     from fiss.config.config import Config
+    from fiss.config.listing import list_methods, list_presets
     from fiss.config.presets import preset
     from fiss.config.proposal import Proposal, propose
     from fiss.data.imports.writer import Imported
     from fiss.data.index import DataCheck
     from fiss.extension.extend import Extended
     from fiss.extension.forget import Forgotten
-    from fiss.listing import list_methods, list_presets
+    from fiss.methods.analytic import Analytic
     from fiss.methods.base import Method, Step
     from fiss.methods.fbl import FBL
     from fiss.methods.finetune import Finetune
@@ -49,13 +50,14 @@ __version__: str
 
 _HOMES = {
     "config.config": "Config",
+    "config.listing": "list_methods list_presets",
     "config.presets": "preset",
     "config.proposal": "Proposal propose",
     "data.imports.writer": "Imported",
     "data.index": "DataCheck",
     "extension.extend": "Extended",
     "extension.forget": "Forgotten",
-    "listing": "list_methods list_presets",
+    "methods.analytic": "Analytic",
     "methods.base": "Method Step",
     "methods.fbl": "FBL",
     "methods.finetune": "Finetune",
@@ -76,11 +78,11 @@ _HOMES = {
 """Rooms, and what is imported from them when it is first used."""
 
 __all__ = [
-    "FBL", "ILT", "PLOP", "RCIL", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended", "Finetune",
-    "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal", "Run", "Step",
-    "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget", "import_data",
-    "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume", "run", "sweep",
-    "verify",
+    "FBL", "ILT", "PLOP", "RCIL", "Analytic", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended",
+    "Finetune", "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal",
+    "Run", "Step", "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget",
+    "import_data", "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume",
+    "run", "sweep", "verify",
 ]  # fmt: skip
 
 
@@ -150,16 +152,16 @@ def run(
     if engine not in ("in-process", "flare"):
         raise unknown("engine", engine, ("in-process", "flare"))
     path = Path(out) if out else free_path(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
-    with shown(progress) as shown_to, tracked(shown_to, track, path) as told, _resumable(path):
+    with shown(progress) as display, tracked(display, track, path) as observer, _resumable(path):
         if engine == "flare":
             from fiss.simulation import on_flare
 
-            on_flare.simulate(config, path, workers, told)
+            on_flare.simulate(config, path, workers, observer)
         else:
             from fiss.simulation import experiment
 
-            experiment.start(config, path, told)
-        return _reported(path, told)
+            experiment.start(config, path, observer)
+        return _reported(path, observer)
 
 
 def resume(run: Run | str | Path, progress: Progress | bool | None = None, track: str = "") -> Run:
@@ -182,9 +184,9 @@ def resume(run: Run | str | Path, progress: Progress | bool | None = None, track
     from fiss.simulation import experiment
 
     path = path_of(run)
-    with shown(progress) as shown_to, tracked(shown_to, track, path) as told, _resumable(path):
-        experiment.resume(path, told)
-        return _reported(path, told)
+    with shown(progress) as display, tracked(display, track, path) as observer, _resumable(path):
+        experiment.resume(path, observer)
+        return _reported(path, observer)
 
 
 def open_run(path: str | Path) -> Run:
@@ -240,10 +242,10 @@ def sweep(
     from fiss.simulation.sweep import sweep as play
 
     several = [what] if not isinstance(what, Sequence) or isinstance(what, str) else what
-    with shown(progress) as told:
-        done = play(several, methods, seeds, Path(out), jobs, share, settings or {}, told)
+    with shown(progress) as display:
+        done = play(several, methods, seeds, Path(out), jobs, share, settings or {}, display)
         for name, own in done.by_preset.items():
-            _write_report([run.path for run in own], Path(out) / f"{name}.html", told)
+            _write_report([run.path for run in own], Path(out) / f"{name}.html", display)
     return done
 
 
@@ -285,8 +287,8 @@ def export(
         raise UserError(f"--size {size}: expected HEIGHTxWIDTH in pixels, such as 512x640.")
     pair = (numbers[0], numbers[-1]) if numbers else None
     names = None if classes is None else Path(classes)
-    with shown(progress) as told:
-        return write(model, None if out is None else Path(out), pair, format, names, told)
+    with shown(progress) as display:
+        return write(model, None if out is None else Path(out), pair, format, names, display)
 
 
 @contextmanager

@@ -192,9 +192,9 @@ def run_(
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with shown(True) as display, tracked(display, track, folder / "run") as told:
+    with shown(True) as display, tracked(display, track, folder / "run") as observer:
         try:
-            run = supervise(folder, rounds, sites, told)
+            run = supervise(folder, rounds, sites, observer)
         except KeyboardInterrupt:
             again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
             print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)

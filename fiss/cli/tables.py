@@ -127,7 +127,7 @@ def data_table(found: fiss.DataCheck) -> Table:
     for i, name in enumerate(("background", *dataset.classes)):
         cells = []
         for index in (found.train, found.val):
-            shows, pixels, ignored = index.presence[:, i], index.pixels.sum(1), index.looks.ignored
+            shows, pixels, ignored = index.presence[:, i], index.pixels.sum(1), index.summary.ignored
             share = 100 * index.pixels[:, i].sum() / max(pixels.sum(), 1)
             left_out = 100 * ignored[shows].sum() / max((pixels + ignored)[shows].sum(), 1)
             cells += [f"{int(shows.sum()):,}", f"{share:.2f}", f"{left_out:.1f}"]

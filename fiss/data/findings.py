@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiss.data.dataset import Dataset, Split, shortened
-from fiss.data.looks import JPEG, ONE_BIT, WIDE, Looks, alike
 from fiss.data.reading import Problem
+from fiss.data.summary import JPEG, ONE_BIT, WIDE, SplitSummary, alike
 from fiss.labels import IGNORE
 
 NAMED = 3
@@ -78,19 +78,19 @@ def one_task(where: str, classes: Sequence[str]) -> str:
     )
 
 
-def unlabelled(dataset: Dataset, looks: Looks) -> Problem | None:
+def unlabelled(dataset: Dataset, summary: SplitSummary) -> Problem | None:
     """No mask of the training images shows a class, so that there is nothing to learn."""
-    if not looks.images.any() or looks.images[1 : len(dataset.classes) + 1].any():
+    if not summary.images.any() or summary.images[1 : len(dataset.classes) + 1].any():
         return None
-    found = [int(i) for i in np.nonzero(looks.images)[0]]
+    found = [int(i) for i in np.nonzero(summary.images)[0]]
     ignored = f": 255 is ignored, so {shortened(dataset.classes, NAMED)} is in none" if IGNORE in found else ""
     detail = f" {' and '.join(map(str, found))}{ignored}"
     return Problem("train", "all masks hold only", detail, f"if 255 is a class: `{MEND} 255={dataset.classes[0]}`")
 
 
-def strange_ids(classes: Sequence[str], looks: Looks) -> str:
+def strange_ids(classes: Sequence[str], summary: SplitSummary) -> str:
     """What to do about ids that no class has."""
-    ids = [int(i) for i in np.nonzero(looks.images)[0] if i]
+    ids = [int(i) for i in np.nonzero(summary.images)[0] if i]
     if len(ids) <= len(classes) + 1 and min(ids) > len(classes):
         names = [*classes, "ignore"]
         pairs = ",".join(f"{i}={name}" for i, name in zip(ids, names, strict=False))
@@ -98,13 +98,15 @@ def strange_ids(classes: Sequence[str], looks: Looks) -> str:
     return f"name more classes in classes.txt, or leave ids out: `{MEND} {ids[-1]}=ignore`"
 
 
-def suspicions(dataset: Dataset, train: Looks, val: Looks, images: NDArray[np.int64]) -> tuple[Finding, ...]:
+def suspicions(
+    dataset: Dataset, train: SplitSummary, val: SplitSummary, images: NDArray[np.int64]
+) -> tuple[Finding, ...]:
     """All that is suspicious; `images`: training images that show each class, (K + 1,)."""
     parts = ((dataset.train, train), (dataset.val, val))
-    together = Looks.of(0)
-    for looks in (train, val):
+    together = SplitSummary.of(0)
+    for summary in (train, val):
         for name in ("pixels", "images", "sides"):
-            getattr(together, name)[:] += getattr(looks, name)
+            getattr(together, name)[:] += getattr(summary, name)
     rules = (
         _stored(parts, dataset.classes),
         _ignored(parts, dataset.classes),
@@ -115,7 +117,7 @@ def suspicions(dataset: Dataset, train: Looks, val: Looks, images: NDArray[np.in
     return tuple(finding for rule in rules for finding in rule)
 
 
-Parts = tuple[tuple[Split, Looks], tuple[Split, Looks]]
+Parts = tuple[tuple[Split, SplitSummary], tuple[Split, SplitSummary]]
 
 
 def _chosen(parts: Parts, which: Iterable[NDArray[np.bool_]]) -> tuple[str, ...]:
@@ -140,27 +142,27 @@ def _stored(parts: Parts, classes: Sequence[str]) -> Iterator[Finding]:
             "to use them all, save them as TIFF and set data.window",
         ),
     ):
-        if stems := _chosen(parts, (looks.stored & bit > 0 for _, looks in parts)):
+        if stems := _chosen(parts, (summary.stored & bit > 0 for _, summary in parts)):
             yield Finding(f"{len(stems)} {what} ({shortened(stems, NAMED)}).", remedy, stems)
 
 
 def _ignored(parts: Parts, classes: Sequence[str]) -> Iterator[Finding]:
-    whole = [looks.ignored > 0 for _, looks in parts]
-    empty = _chosen(parts, (some & ~looks.labelled for some, (_, looks) in zip(whole, parts, strict=True)))
-    if len(empty) > NAMED - 1 and any(looks.images[1 : len(classes) + 1].any() for _, looks in parts):
+    whole = [summary.ignored > 0 for _, summary in parts]
+    empty = _chosen(parts, (some & ~summary.labelled for some, (_, summary) in zip(whole, parts, strict=True)))
+    if len(empty) > NAMED - 1 and any(summary.images[1 : len(classes) + 1].any() for _, summary in parts):
         what = f"{len(empty)} masks hold only 0 and 255 ({shortened(empty, NAMED)}), so no class."
         yield Finding(what, f"if 255 is a class: `{MEND} 255=NAME`", empty)
-    for split, looks in parts:
-        share = looks.ignored.sum() / max(looks.pixels.sum(), 1)
+    for split, summary in parts:
+        share = summary.ignored.sum() / max(summary.pixels.sum(), 1)
         if share > 0.3:
-            worst = np.argsort(-looks.ignored, kind="stable")[:NAMED]
+            worst = np.argsort(-summary.ignored, kind="stable")[:NAMED]
             stems = tuple(split.stems[int(i)] for i in worst)
             what = f"{100 * share:.0f} % of the pixels of {split.name} are ignored, most in {', '.join(stems)}."
             yield Finding(what, f"if 255 is a class: `{MEND} 255=NAME`", stems)
 
 
-def _shifted(classes: Sequence[str], looks: Looks, count: int) -> Iterator[Finding]:
-    last, shown = len(classes), looks.images
+def _shifted(classes: Sequence[str], summary: SplitSummary, count: int) -> Iterator[Finding]:
+    last, shown = len(classes), summary.images
     names = [*classes, "ignore"]
     mend = f"if the first class is 0 in the masks: `{MEND} " + ",".join(f"{i}={n}" for i, n in enumerate(names[:3]))
     mend += f",...,{last}=ignore`" if last > 2 else "`"
@@ -169,16 +171,16 @@ def _shifted(classes: Sequence[str], looks: Looks, count: int) -> Iterator[Findi
             yield Finding(f"{name} (id {i}) is learnt like any class.", f"to ignore it: `{MEND} {i}=ignore`")
     if last > 2 and not shown[last] and shown[:last].all():
         yield Finding(f"Ids 0 to {last - 1} are in the masks and {last} is not, so names may be shifted by one.", mend)
-    touches, labelled = looks.sides / np.maximum(shown, 1), max(looks.pixels[: last + 1].sum(), 1)
-    if shown[0] >= FEW and looks.pixels[0] > 0.01 * labelled:
+    touches, labelled = summary.sides / np.maximum(shown, 1), max(summary.pixels[: last + 1].sum(), 1)
+    if shown[0] >= FEW and summary.pixels[0] > 0.01 * labelled:
         never = [SIDES[side] for side in range(4) if touches[side, 0] < 0.02]
         if never:
             what = f"Id 0, taken for background, never reaches the {' and '.join(never)} of an image"
             yield Finding(f"{what}, so it may be a class and all names be shifted by one.", mend)
     for i in range(1, last + 1):
         everywhere = shown[i] >= max(0.95 * count, FEW) and (touches[:, i] > 0.9).sum() >= 3
-        if everywhere and looks.pixels[i] > 0.3 * labelled and (touches[:, 0] > 0.5).sum() < 3:
-            share = 100 * looks.pixels[i] / labelled
+        if everywhere and summary.pixels[i] > 0.3 * labelled and (touches[:, 0] > 0.5).sum() < 3:
+            share = 100 * summary.pixels[i] / labelled
             what = f"{classes[i - 1]} (id {i}) is {share:.0f} % of the pixels and in nearly every image"
             yield Finding(
                 f"{what}, as a background is.",
@@ -191,7 +193,7 @@ def _shifted(classes: Sequence[str], looks: Looks, count: int) -> Iterator[Findi
         yield Finding(what, f"if they are grey values: `{MEND} {pairs}`")
 
 
-def _rare(classes: Sequence[str], train: Looks, images: NDArray[np.int64]) -> Iterator[Finding]:
+def _rare(classes: Sequence[str], train: SplitSummary, images: NDArray[np.int64]) -> Iterator[Finding]:
     total = max(train.pixels.sum(), 1)
     few = []
     for i, name in enumerate(classes, 1):
@@ -204,7 +206,7 @@ def _rare(classes: Sequence[str], train: Looks, images: NDArray[np.int64]) -> It
         yield Finding(what, "leave them out of tasks.split, or add images")
 
 
-def _both(dataset: Dataset, train: Looks, val: Looks) -> Iterator[Finding]:
+def _both(dataset: Dataset, train: SplitSummary, val: SplitSummary) -> Iterator[Finding]:
     ours, theirs = dataset.val.stems, dataset.train.stems
     remedy = "put all frames of one film, place or patient into one part (train.txt, val.txt)"
     listed = set(theirs)  # what is in both lists is a problem already

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from fiss.data.dataset import Dataset, FileSplit, Split, names_by_stem, shortened
 from fiss.data.findings import Finding, grouped, strange_ids, suspicions, unlabelled
-from fiss.data.looks import JPEG, Look, Looks, look_at
 from fiss.data.reading import FileError, Problem
+from fiss.data.summary import JPEG, ImageSummary, SplitSummary, summarize
 from fiss.errors import UserError
 from fiss.labels import IGNORE
 from fiss.progress import Progress
@@ -43,7 +43,7 @@ class Index:
     sizes: NDArray[np.int64]
     """Height and width by image, (N, 2)."""
     problems: tuple[Problem, ...]
-    looks: Looks
+    summary: SplitSummary
 
     @property
     def presence(self) -> NDArray[np.bool_]:
@@ -61,45 +61,45 @@ def build(split: Split, classes: tuple[str, ...], progress: Progress | None = No
         return cached
     count = len(split.stems)
     pixels, sizes = np.zeros((count, len(classes) + 1), np.int64), np.zeros((count, 2), np.int64)
-    looks = Looks.of(count)
+    summary = SplitSummary.of(count)
     strange: dict[int, list[int]] = {}
 
-    def look(i: int) -> tuple[Look | None, Sequence[Problem]]:
+    def read(i: int) -> tuple[ImageSummary | None, Sequence[Problem]]:
         try:
             image, mask = split.read(i)
         except FileError as error:
             return None, error.problems
-        seen = look_at(split, i, image, mask)
+        seen = summarize(split, i, image, mask)
         pixels[i], sizes[i] = seen.counts[: len(classes) + 1], mask.shape
         return seen, ()
 
     progress.start(f"reading {split.name}", count)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for first in range(0, count, AHEAD):  # not all at once: what waits in a pool takes memory
-            for i, (seen, wrong) in enumerate(pool.map(look, range(first, min(first + AHEAD, count))), first):
+            for i, (seen, wrong) in enumerate(pool.map(read, range(first, min(first + AHEAD, count))), first):
                 problems += wrong
                 if seen is not None:
-                    looks.note(i, seen)
+                    summary.note(i, seen)
                     if seen.counts[len(classes) + 1 : IGNORE].any():
                         strange[i] = [int(v) for v in np.nonzero(seen.counts[:IGNORE])[0] if v > len(classes)]
                 progress.advance()
     progress.finish()
-    problems += _strange(split, classes, strange, looks)
-    index = Index(pixels, sizes, tuple(problems), looks)
+    problems += _strange(split, classes, strange, summary)
+    index = Index(pixels, sizes, tuple(problems), summary)
     if not problems:  # a data set with problems is read again until they are put right
         _save(path, index)
     return index
 
 
 def _strange(
-    split: Split, classes: tuple[str, ...], strange: Mapping[int, Sequence[int]], looks: Looks
+    split: Split, classes: tuple[str, ...], strange: Mapping[int, Sequence[int]], summary: SplitSummary
 ) -> Iterator[Problem]:
     """Masks with ids that no class has."""
     inside = f"outside 0 to {len(classes)} (255 is ignored)"
     for i, ids in strange.items():
         file = str(split.masks[i]) if isinstance(split, FileSplit) else split.stems[i]
-        kind, remedy = f"mask ids {inside}", strange_ids(classes, looks)
-        if looks.stored[i] & JPEG:
+        kind, remedy = f"mask ids {inside}", strange_ids(classes, summary)
+        if summary.stored[i] & JPEG:
             kind, remedy = f"mask saved as JPEG, which invents ids {inside}", "make it again as PNG from its source"
         yield Problem(file, kind, f": {shortened(list(map(str, ids)))}", remedy)
 
@@ -142,7 +142,7 @@ def inspect(dataset: Dataset, progress: Progress | None = None) -> DataCheck:
     train, val = (build(split, dataset.classes, progress) for split in (dataset.train, dataset.val))
     notices = (*dataset.notices, *missing_classes(dataset, train, val))
     problems = all_problems(dataset, train, val)
-    suspicious = suspicions(dataset, train.looks, val.looks, train.presence.sum(0))
+    suspicious = suspicions(dataset, train.summary, val.summary, train.presence.sum(0))
     return DataCheck(dataset, train, val, notices, tuple(map(str, problems)), grouped(problems), suspicious)
 
 
@@ -158,7 +158,7 @@ def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[Problem, .
     both = sorted(set(dataset.train.stems) & set(dataset.val.stems))
     remedy = "leave it in one of train.txt and val.txt"
     twice = [Problem(stem, "in the training and in the validation list", "", remedy) for stem in both]
-    empty = unlabelled(dataset, train.looks)
+    empty = unlabelled(dataset, train.summary)
     return (*train.problems, *val.problems, *twice, *([empty] if empty else []))
 
 
@@ -199,8 +199,8 @@ def _listing_problems(split: Split) -> list[Problem]:
 def _load(path: Path) -> Index | None:
     try:
         with np.load(path, allow_pickle=False) as file:
-            looks = Looks(*(file[name] for name in Looks.of(0).arrays()))
-            return Index(file["pixels"], file["sizes"], (), looks)
+            summary = SplitSummary(*(file[name] for name in SplitSummary.of(0).arrays()))
+            return Index(file["pixels"], file["sizes"], (), summary)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError):
         return None  # not there, or half written by a killed run: made again
 
@@ -210,5 +210,5 @@ def _save(path: Path, index: Index) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, **index.looks.arrays())
+            np.savez_compressed(file, pixels=index.pixels, sizes=index.sizes, **index.summary.arrays())
         part.replace(path)

@@ -14,7 +14,7 @@ from fiss.runs.folder import RunFolder, write_atomically
 JOB, SEEN, SILENT = "job.json", "seen.json", "silent.json"
 FRESH = 60.0
 """Seconds for which what the supervisor says of silent sites counts; it says it again every second."""
-LOOKS, TRAINS = "look at their data", "train"
+PROBED, TRAINS = "look at their data", "train"
 """What the sites of `waiting` do."""
 HEARD_EVERY = 5.0
 """Seconds between two notes of who is connected, if nobody came or went."""
@@ -87,7 +87,7 @@ class Observed:
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
         """As the engine does."""
-        for result in self._followed(LOOKS, probes, self.engine.probe(probes)):
+        for result in self._followed(PROBED, probes, self.engine.probe(probes)):
             for name in result.missing:
                 if isinstance(name, str):  # nobody has checked what a site says
                     self._brought.setdefault(name, set()).add(self.names[result.client])

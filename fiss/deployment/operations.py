@@ -119,12 +119,12 @@ def _stop(folder: Path, admin: "Admin", site: str, progress: Progress) -> None:
 
 def _between_jobs(folder: Path, done: Callable[[], bool], progress: Progress) -> None:
     """Try until no job is running any more."""
-    said = False
+    noticed = False
     while not done():
         renew_job(folder)
-        if not said:
+        if not noticed:
             progress.notice("the present round is waited for.")
-        said = True
+        noticed = True
         sleep(2.0)
 
 

@@ -113,7 +113,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 _note_scores(folder, result.probe_results, before, result.participants.round - 1)
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
-            waiting |= {said.client for said in result.probe_results if said.missing}
+            waiting |= {found.client for found in result.probe_results if found.missing}
             waiting -= {reply.client for reply in result.replies}
             space = result.server.label_space
             record = RoundRecord.of(
@@ -122,7 +122,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 names,
                 task=len(groups(space)) - 1,
                 clients=len(names),
-                probes=tuple(ProbeRecord.of(said, names[said.client]) for said in result.probe_results),
+                probes=tuple(ProbeRecord.of(found, names[found.client]) for found in result.probe_results),
                 classes=len(space.names),
                 class_names=space.names,
                 missing=lost,
@@ -148,12 +148,12 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         (folder.path / JOB).unlink(missing_ok=True)
 
 
-def _note_scores(folder: RunFolder, said: Sequence[ProbeResult], space: LabelSpace, round_: int) -> None:
+def _note_scores(folder: RunFolder, reports: Sequence[ProbeResult], space: LabelSpace, round_: int) -> None:
     """What sites say of the model after that round, if they do and it is not known yet."""
     past = folder.scores()
     if round_ < 0 or (past and past[-1].round >= round_):
         return
-    if record := score_of_sites([one.score for one in said if one.score], space, past, round_):
+    if record := score_of_sites([one.score for one in reports if one.score], space, past, round_):
         folder.append("scores.jsonl", record)
 
 

@@ -35,8 +35,8 @@ class SiteMemory:
     """A site's memory over one round, as it stands on its disk."""
 
     round: int
-    settled: Memory
-    """After the rounds before that one."""
+    before: Memory
+    """After the rounds before that one; `settled` in the file."""
     probed: Memory | None
     """After a probe in it."""
     now: Memory
@@ -61,7 +61,8 @@ class SiteMemory:
     def write(self, path: Path) -> None:
         """Keep it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        record = asdict(self)
+        write_atomically(path, json.dumps({"settled": record.pop("before"), **record}).encode())
 
 
 class SiteClient:
@@ -113,14 +114,14 @@ class SiteClient:
         contents = self.site_folder.rescan()
         self.trainer.reader, self.trainer.plain_reader = self.site_folder.readers
         classes = tuple(private(name, self.key) for name in contents.classes) if self.key else contents.classes
-        seed, mark, self.kept = self.config.seed, contents.checksum, contents.kept
-        return Site(classes, contents.images, contents.labelled, seed, mark=mark, held=contents.held)
+        seed, checksum, self.kept = self.config.seed, contents.checksum, contents.kept
+        return Site(classes, contents.images, contents.labelled, seed, checksum=checksum, held=contents.held)
 
     def _probe(self, message: Message, site: Site, acknowledged: int | None) -> Message:
         probe, _ = wire.to_probe(message, self.model)
         self.model = probe.weights
         memory = self._memory_in(probe.round, acknowledged)
-        probe_result, probed = answer_probe(probe, memory.settled, site, self.config.monitor, self.trainer, True)
+        probe_result, probed = answer_probe(probe, memory.before, site, self.config.monitor, self.trainer, True)
         replace(memory, probed=probed, now=probed).write(self.path)
         return wire.from_probe_result(replace(probe_result, score=self._score(probe, site)))
 
@@ -153,7 +154,7 @@ class SiteClient:
         known = [i for i in site.labelled if site.classes[i - 1] in order.label_space.names]
         site = replace(site, labelled=tuple(known))  # what the server did not take note of is background
         epochs = read_epochs(order, site, self.config.method, self.trainer)
-        before = memory.now if order.heard is not None else memory.probed or memory.settled
+        before = memory.now if order.heard is not None else memory.probed or memory.before
         reply, now = answer_order(order, before, site, self.config.method, self.trainer, epochs, self.progress)
         if self.differences and reply.contribution is not None:
             raise UserError("The sums are not sent: they are no weights, and the filters of this site do not see them.")
@@ -173,4 +174,4 @@ class SiteClient:
         if last.round == round_:
             return last
         lost = acknowledged is not None and acknowledged < last.round
-        return SiteMemory.begin(round_, last.settled if lost else last.now)
+        return SiteMemory.begin(round_, last.before if lost else last.now)

@@ -16,7 +16,7 @@ from fiss.federation.wire import Message
 from fiss.runs.folder import write_atomically
 
 STATUS = "status.json"
-WAITS, LOOKS, TRAINS = "waits for the server", "looks at its data", "trains"
+WAITS, PROBED, TRAINS = "waits for the server", "looks at its data", "trains"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Followed:
         asked, began = json.loads(message.text), time()
         new_round = asked["round"] != self.status.round
         self._tell(
-            doing=LOOKS if asked["kind"] == "probe" else TRAINS,
+            doing=PROBED if asked["kind"] == "probe" else TRAINS,
             since=began,
             round=asked["round"],
             rounds=self.status.rounds + new_round,
@@ -83,19 +83,20 @@ class Followed:
         self._answered(asked, json.loads(answer.text), began)
         return answer
 
-    def _answered(self, asked: Mapping[str, Any], said: Mapping[str, Any], began: float) -> None:
+    def _answered(self, asked: Mapping[str, Any], result: Mapping[str, Any], began: float) -> None:
         changed: dict[str, Any] = {"doing": WAITS, "since": time(), "classes": list(self.holds()), "problem": ""}
         words = []
         if asked["kind"] == "probe":
-            words += [f"it holds classes the federation lacks: {', '.join(said['missing'])}"] if said["missing"] else []
-            words += ["its monitor sees new classes"] if said["transition"] else []
+            missing = ", ".join(result["missing"])
+            words += [f"it holds classes the federation lacks: {missing}"] if missing else []
+            words += ["its monitor sees new classes"] if result["transition"] else []
         else:
             teacher = asked["teacher"]["name"] if asked["teacher"] else ""
-            changed |= {"images": said["images"], "losses": said["losses"], "teacher": teacher}
-            changed["trained"] = self.status.trained + (said["images"] > 0)
-            losses = ", ".join(f"{name} {value:.3f}" for name, value in said["losses"].items())
-            trained = f"trained on {said['images']} images in {time() - began:.0f} s"
-            words += [f"{trained}: {losses}" if said["images"] else "nothing to train on"]
+            changed |= {"images": result["images"], "losses": result["losses"], "teacher": teacher}
+            changed["trained"] = self.status.trained + (result["images"] > 0)
+            losses = ", ".join(f"{name} {value:.3f}" for name, value in result["losses"].items())
+            trained = f"trained on {result['images']} images in {time() - began:.0f} s"
+            words += [f"{trained}: {losses}" if result["images"] else "nothing to train on"]
         self._tell(**changed)
         for text in words:
             self.log.info("round %d: %s", asked["round"] + 1, text)

@@ -28,7 +28,7 @@ PARTS = 5
 """Every fifth of the counted images, by a hash of its name, chooses lambda where there is one to choose."""
 
 
-def look_at(path: Path, name: str, model: Extendable, progress: Progress) -> Contributed:
+def examine(path: Path, name: str, model: Extendable, progress: Progress) -> Contributed:
     """Check a folder, before anything is counted."""
     if not name or not re.fullmatch(r"[^/\x00-\x1f]+", name):
         raise UserError(f"--name {name!r}: a contribution needs a name, without strokes.")

@@ -8,7 +8,7 @@ import torch
 
 from fiss.data.transforms import normalise
 from fiss.errors import UserError
-from fiss.extension.count import count, look_at
+from fiss.extension.count import count, examine
 from fiss.extension.model import Extendable, open_extendable
 from fiss.extension.writing import new_folder, refuse_existing
 from fiss.models.segmenter import Segmenter, pad
@@ -68,7 +68,7 @@ def extend(
     own = names or [folder.resolve().name for folder in folders]
     if twice := sorted({name for name in own if own.count(name) > 1}):
         raise UserError(f"Two folders would contribute as {twice[0]}: --name gives each its own.")
-    given = [look_at(folder, name, model, progress) for folder, name in zip(folders, own, strict=True)]
+    given = [examine(folder, name, model, progress) for folder, name in zip(folders, own, strict=True)]
     space, ledger = model.space, model.ledger
     for one in given:  # a group of its own for each folder: what it brought can be taken out again
         new = [name for name in one.labelled if name not in space.names]

@@ -54,7 +54,7 @@ class Site:
     truth: Truth = Truth()
     trains: bool = True
     """Whether it takes part in training; one that stays on its old data does not."""
-    mark: int | None = None
+    checksum: int | None = None
     """Checksum of what it holds; None: the numbers of its images say it."""
     held: Sequence[Held] = ()
     """Of each image what tells it from others and from itself with another mask; needed where features are added
@@ -83,7 +83,7 @@ def answer_probe(
     missing = tuple(name for name in site.names if name not in space.names)
     if not site.images or not space.names:  # nothing to look at, or to look through
         return ProbeResult(probe.client, missing), replace(memory, evidence={})
-    held = crc32(np.asarray(site.images, np.int64).tobytes()) if site.mark is None else site.mark
+    held = crc32(np.asarray(site.images, np.int64).tobytes()) if site.checksum is None else site.checksum
     newcomer = memory.since < 0
     assert trainer.plain_reader is not None
     student = trainer.show(probe.weights, space.sizes)

@@ -104,7 +104,9 @@ def run(
     for there in rounds:
         server, probe_results = boundaries.open_round(server, there, engine, progress)
         names = set(server.label_space.names)
-        there = there.with_first(said.client for said in probe_results if said.missing and names >= set(said.missing))
+        there = there.with_first(
+            result.client for result in probe_results if result.missing and names >= set(result.missing)
+        )
         announced = boundaries.announcement(there.round)
         result = Aggregated(server.weights, (), {})
         if gathering is None or gathering.trains(there.round):

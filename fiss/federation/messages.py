@@ -153,7 +153,7 @@ class Memory:
     """What a client keeps between orders; it never leaves the client."""
 
     task: int = -1
-    """The task it was told of."""
+    """The task that was announced to it."""
     rate: float = 0.0
     """The learning rate it reached."""
     epochs: int = 0

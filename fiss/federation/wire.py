@@ -151,11 +151,11 @@ def to_probe_result(message: Message) -> tuple[ProbeResult, Memory | None]:
     """What a server hears."""
     text = _read(message, "probe_result")
     score = _score(text["score"]) if text.get("score") is not None else None
-    said = ProbeResult(text["client"], tuple(text["missing"]), text["transition"], text["teacher"], score)
-    whole = type(said.client) is int and (said.teacher is None or type(said.teacher) is int)
-    if type(said.transition) is not bool or not whole:
+    result = ProbeResult(text["client"], tuple(text["missing"]), text["transition"], text["teacher"], score)
+    whole = type(result.client) is int and (result.teacher is None or type(result.teacher) is int)
+    if type(result.transition) is not bool or not whole:
         raise UserError("transition must be true or false, client and teacher whole numbers.")
-    return said, _memory(text)
+    return result, _memory(text)
 
 
 def _score(text: Any) -> SiteScore:

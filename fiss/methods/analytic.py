@@ -21,7 +21,11 @@ from fiss.statistics.head import BUFFERS, SolvedHead, head_of
 
 @dataclass(frozen=True)
 class Analytic(Method):
-    """Closed form: after the first task sites send sums of features, and the server solves for the classifier."""
+    """Closed form: after the first task sites send sums of features, and the server solves for the classifier.
+
+    Example:
+        >>> fiss.run("shapes", method=fiss.Analytic(stride=4))
+    """
 
     name: ClassVar[str] = "analytic"
 

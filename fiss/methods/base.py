@@ -86,7 +86,7 @@ class Method(ABC):
 
     @property
     def needs_preview(self) -> bool:
-        """Whether `look` wants to see the images of an epoch before it; costs a pass over the data."""
+        """Whether `preview` is to see the images of an epoch before it is trained on; costs a pass over the data."""
         return False
 
     def preview(self, step: Step) -> None:

@@ -59,8 +59,8 @@ class PseudoLabelled(Method, ABC):
 
     def preview(self, step: Step) -> None:
         """Collect the entropies of one batch."""
-        if step.state.get("looked") != step.epoch:
-            step.state.update(looked=step.epoch, seen=[])
+        if step.state.get("previewed") != step.epoch:
+            step.state.update(previewed=step.epoch, seen=[])
         step.state["seen"].append(self._seen(step, self._entropy(step), self._classes(step)))
 
     def relabel(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -38,8 +38,8 @@ def evaluate(
     for name in views:
         if name not in get_args(View):
             raise unknown("view", name, get_args(View))
-    with shown(progress) as told:
-        return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), told))
+    with shown(progress) as display:
+        return Records(rescore(path_of(run), cast("tuple[View, ...]", tuple(views)), display))
 
 
 def check_data(
@@ -59,8 +59,8 @@ def check_data(
     Example:
         >>> fiss.check_data("/data/mine").problems
     """
-    with shown(progress) as told:
-        return sources.check_data(str(path), told, Reading(window, channels))
+    with shown(progress) as display:
+        return sources.check_data(str(path), display, Reading(window, channels))
 
 
 def import_data(
@@ -82,5 +82,5 @@ def import_data(
     Example:
         >>> fiss.import_data("values", "/data/scans", "/data/mine", map="128=tumour,255=ignore").dropped
     """
-    with shown(progress) as told:
-        return make_folder(kind, Path(source), Path(dest), options, told)
+    with shown(progress) as display:
+        return make_folder(kind, Path(source), Path(dest), options, display)

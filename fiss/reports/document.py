@@ -50,8 +50,8 @@ def report(runs: Sequence[Where], out: str | Path = "report.html", progress: Pro
     Example:
         >>> fiss.report(["runs/demo/finetune", "runs/demo/fbl"], "report.html")
     """
-    with shown(progress) as told:
-        reporting.write([path_of(run) for run in runs], Path(out), told)
+    with shown(progress) as display:
+        reporting.write([path_of(run) for run in runs], Path(out), display)
     return Document(Path(out))
 
 
@@ -71,6 +71,6 @@ def picture(
     Example:
         >>> fiss.picture(["runs/demo/finetune", "runs/demo/fbl"], "picture.svg")
     """
-    with shown(progress) as told:
-        pictures.draw([path_of(run) for run in runs], Path(out), told)
+    with shown(progress) as display:
+        pictures.draw([path_of(run) for run in runs], Path(out), display)
     return Document(Path(out))

@@ -47,16 +47,16 @@ def extend(
     """
     several = [folders] if isinstance(folders, (str, Path)) else folders
     called = [names] if isinstance(names, str) else names
-    with shown(progress) as told:
+    with shown(progress) as display:
         paths = [Path(folder).expanduser() for folder in several]
         found = extending.extend(
-            model, paths, Path(out) if out else None, called, Path(classes) if classes else None, device, told
+            model, paths, Path(out) if out else None, called, Path(classes) if classes else None, device, display
         )
         if found.after is not None:
             try:
-                pictures.draw_tasks(found.run.path, found.run.path / PICTURE, ("before", "after"), told)
+                pictures.draw_tasks(found.run.path, found.run.path / PICTURE, ("before", "after"), display)
             except Exception as error:  # whatever it is, the model itself is done and safe
-                told.notice(f"no picture: {type(error).__name__}: {error}")
+                display.notice(f"no picture: {type(error).__name__}: {error}")
     return found
 
 
@@ -88,8 +88,8 @@ def forget(
         >>> fiss.forget("runs/with-cranes", site="new-images").certificate["not_undone"]
     """
     listed, folder, new = (Path(path).expanduser() if path else None for path in (images, data, out))
-    with shown(progress) as told:
-        return forgetting.forget(model, site, listed, folder, new, device, told)
+    with shown(progress) as display:
+        return forgetting.forget(model, site, listed, folder, new, device, display)
 
 
 def verify(certificate: str | Path, progress: Progress | bool | None = None) -> dict[str, Any]:
@@ -105,5 +105,5 @@ def verify(certificate: str | Path, progress: Progress | bool | None = None) -> 
     Example:
         >>> fiss.verify("runs/with-cranes-forgot/certificate.json")["removed"]
     """
-    with shown(progress) as told:
-        return forgetting.check(Path(certificate), told)
+    with shown(progress) as display:
+        return forgetting.check(Path(certificate), display)

@@ -261,7 +261,7 @@ def _clients(run: Run) -> Markup:
 
 
 def _timeline(runs: Sequence[Run]) -> Markup:
-    """Who trained when; and where tasks are not told, what the clients measured and what their monitors saw."""
+    """Who trained when; and where tasks are not display, what the clients measured and what their monitors saw."""
     longest = max(runs, key=lambda run: len(run.rounds))
     if not longest.rounds:
         return Markup()

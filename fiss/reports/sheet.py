@@ -133,7 +133,7 @@ def write(found: DataCheck, out: Path, progress: Progress) -> None:
 
 def _amount(index: Index, identity: int) -> np.ndarray:
     """Pixels of an id by image."""
-    return index.looks.ignored if identity == IGNORE else index.pixels[:, identity]
+    return index.summary.ignored if identity == IGNORE else index.pixels[:, identity]
 
 
 def _typical(index: Index, identity: int) -> list[int]:

@@ -64,7 +64,7 @@ class ReplyRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRecord:
-    """What a client said about its own data."""
+    """What a client measured of its own data."""
 
     client: Client
     transition: bool
@@ -75,10 +75,10 @@ class ProbeRecord:
     """What it measured; a real site keeps that to itself."""
 
     @classmethod
-    def of(cls, said: ProbeResult, client: Client, evidence: Mapping[str, Any] | None = None) -> "ProbeRecord":
+    def of(cls, result: ProbeResult, client: Client, evidence: Mapping[str, Any] | None = None) -> "ProbeRecord":
         """From an answer to a probe, and what the client remembers of it."""
         measured = Evidence(**evidence) if evidence else None
-        return cls(client=client, transition=said.transition, missing=len(said.missing), evidence=measured)
+        return cls(client=client, transition=result.transition, missing=len(result.missing), evidence=measured)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,13 +162,13 @@ class Validation:
 
 
 def score_of_sites(
-    said: Iterable[SiteScore], space: LabelSpace, past: Iterable[ScoreRecord], round_: int
+    site_scores: Iterable[SiteScore], space: LabelSpace, past: Iterable[ScoreRecord], round_: int
 ) -> ScoreRecord | None:
     """What sites say of one model, each of the images it keeps from training, added up; None where none does."""
-    said, names = list(said), ("background", *space.names)
-    both, either = ([sum(one.pixels.get(name, (0, 0))[k] for one in said) for name in names] for k in (0, 1))
+    scores, names = list(site_scores), ("background", *space.names)
+    both, either = ([sum(one.pixels.get(name, (0, 0))[k] for one in scores) for name in names] for k in (0, 1))
     ious = [100 * b / e if e else None for b, e in zip(both, either, strict=True)]
-    task, images = len(groups(space)) - 1, sum(one.images for one in said)
+    task, images = len(groups(space)) - 1, sum(one.images for one in scores)
     return _record(ious, space, groups(space), "published", past, round_, task, images) if images else None
 
 

@@ -85,13 +85,13 @@ def _at_once(workers: int, gpus: int) -> list[str]:
 
 def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -> None:
     """Tell every round and score until the process has ended."""
-    shown = told = 0
+    shown = noticed = 0
     while True:
         ended = process.poll() is not None
         rounds = RunFolder(out).rounds(finished=True)
-        for played in rounds[told:]:
+        for played in rounds[noticed:]:
             progress.played(played)
-        told = len(rounds)
+        noticed = len(rounds)
         records = RunFolder(out).scores(finished=True)
         for record in records[shown:]:
             progress.scored(record)

@@ -55,7 +55,7 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 EVERY = 1.0
-"""Seconds between two looks at the logs, while somebody watches."""
+"""Seconds between two readings of the logs, while somebody watches."""
 SILENCE = 15.0
 """Seconds after which a line without news is sent, so that a connection that is gone is noticed."""
 MOST_COMPARED = 40
@@ -175,7 +175,7 @@ def make_app(site: Site) -> ASGIApp:
         return StreamingResponse(news(site, found), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def measured(request: Request) -> Response:
-        await run_in_threadpool(site.shelf.look, True)
+        await run_in_threadpool(site.shelf.refresh, True)
         return Response(metrics(site.shelf.runs.values()), media_type=TYPE)
 
     async def config(request: Request) -> Response:
@@ -221,8 +221,8 @@ def make_app(site: Site) -> ASGIApp:
             raise UserError("Expected JSON.") from error
         if not isinstance(values, dict):
             raise UserError("Expected keys and values.")
-        said = await run_in_threadpool(act, run.federation, request.path_params["action"], values)
-        return JSONResponse({"said": said})
+        answer = await run_in_threadpool(act, run.federation, request.path_params["action"], values)
+        return JSONResponse({"answer": answer})
 
     def get(path: str, answer: Answer) -> Route:
         return Route(path, _plain_errors(answer), methods=["GET"])
@@ -244,7 +244,7 @@ def make_app(site: Site) -> ASGIApp:
 async def news(site: Site, run: WatchedRun | None) -> AsyncIterator[str]:
     """Server-sent events: the list of runs, and one of them; first all of it, then what is new."""
     shown: dict[str, Any] = {}
-    await run_in_threadpool(site.shelf.look, True)
+    await run_in_threadpool(site.shelf.refresh, True)
     place, quiet = Place(), 0.0
     while True:
         found: dict[str, Any] = {}
@@ -265,7 +265,7 @@ async def news(site: Site, run: WatchedRun | None) -> AsyncIterator[str]:
             yield ": nothing new\n\n"
         await asyncio.sleep(site.every)
         quiet += site.every
-        await run_in_threadpool(site.shelf.look)
+        await run_in_threadpool(site.shelf.refresh)
 
 
 async def _body(request: Request) -> bytes:

@@ -407,10 +407,10 @@ function control(action, question, values) {
   $("#typed").oninput = () => { $("#yes").disabled = $("#typed").value !== name; };
   dialog.onclose = async () => {
     if (dialog.returnValue !== "yes") return;
-    set($("#said"), "…");
+    set($("#answer"), "…");
     try {
-      set($("#said"), (await ask(`/runs/${id}/${action}`, { method: "POST", body: JSON.stringify({ ...values, confirm: name }) })).said);
-    } catch (error) { set($("#said"), error.message); }
+      set($("#answer"), (await ask(`/runs/${id}/${action}`, { method: "POST", body: JSON.stringify({ ...values, confirm: name }) })).answer);
+    } catch (error) { set($("#answer"), error.message); }
   };
   dialog.returnValue = "";
   dialog.showModal();
@@ -441,7 +441,7 @@ function choose(id) {
   if (location.hash !== "#run=" + id) { location.hash = "run=" + id; return; }
   $("#compared").hidden = true;
   $("#one").hidden = false;
-  for (const place of ["#facts", "#strip", "#seen", "#sites tbody", "#said"]) $(place).replaceChildren();
+  for (const place of ["#facts", "#strip", "#seen", "#sites tbody", "#answer"]) $(place).replaceChildren();
   for (const report of document.querySelectorAll(".report")) report.replaceChildren();
   $("#toml").hidden = true;
   connect(id);

@@ -21,10 +21,10 @@ class Shelf:
     def __init__(self, folders: Iterable[Path], least: float = 0.5) -> None:
         self.folders = [folder.absolute() for folder in folders]
         self.least = least
-        """Seconds between two looks, however many readers ask."""
+        """Seconds between two refreshes, however many readers ask."""
         self.runs: dict[str, WatchedRun] = {}
         self.lock = Lock()
-        self.searched = self.looked = float("-inf")
+        self.searched = self.refreshed = float("-inf")
         self.search()
 
     def search(self) -> None:
@@ -35,16 +35,16 @@ class Shelf:
         order = sorted(new, key=lambda key: (new[key].federation is None, str(new[key].path)))
         self.runs = {key: new[key] for key in order}
 
-    def look(self, search: bool = False) -> None:
+    def refresh(self, search: bool = False) -> None:
         """Read what is new of every run, once for all readers."""
         with self.lock:
-            if monotonic() - self.looked < self.least:
+            if monotonic() - self.refreshed < self.least:
                 return
             if search or monotonic() - self.searched > SEARCH_EVERY:
                 self.search()
             for run in self.runs.values():
-                run.look()
-            self.looked = monotonic()
+                run.refresh()
+            self.refreshed = monotonic()
 
     def get(self, key: str) -> WatchedRun | None:
         """The run of that id."""

@@ -99,18 +99,18 @@ class WatchedRun:
         """What people call it."""
         return (self.federation or self.path).name
 
-    def look(self) -> None:
-        """Read what was appended since the last look."""
+    def refresh(self) -> None:
+        """Read what was appended since the last time."""
         try:
-            looked = [tail.lines() for tail in self.tails]
-            if any(began for began, _ in looked[:2]):  # both logs are cut together
+            news = [tail.lines() for tail in self.tails]
+            if any(began for began, _ in news[:2]):  # both logs are cut together
                 for tail in self.tails[:2]:
                     tail.begin()
                 self._forget()
-                looked = [tail.lines() for tail in self.tails[:2]] + looked[2:]
-            self.rounds += [self._round(json.loads(line)) for line in looked[0][1]]
-            self.scores += [self._score(json.loads(line)) for line in looked[1][1]]
-            lines = [line.decode(errors="replace") for line in looked[2][1]]
+                news = [tail.lines() for tail in self.tails[:2]] + news[2:]
+            self.rounds += [self._round(json.loads(line)) for line in news[0][1]]
+            self.scores += [self._score(json.loads(line)) for line in news[1][1]]
+            lines = [line.decode(errors="replace") for line in news[2][1]]
             self.lines = [*self.lines, *lines][-LINES_KEPT:]
             self.logged += len(lines)
         except (OSError, ValueError, UserError) as error:
@@ -214,11 +214,11 @@ class WatchedRun:
         found["models"] = self._unchanged(self.path / "weights", _models)
         run = RunFolder(self.path)
         job = self._unchanged(self.path / JOB, lambda _: JobStatus.read(run)) if self.federation else JobStatus()
-        told = [self.problem] if self.problem else []
+        problems = [self.problem] if self.problem else []
         try:
-            told += warnings(self.path, job, self.last)
+            problems += warnings(self.path, job, self.last)
         except OSError as error:
-            told.append(str(error))
+            problems.append(str(error))
         if self.federation is not None:
             seen = self._unchanged(self.path / SEEN, lambda _: Seen.read(self.path))
             connected = seen.connected if seen.fresh else None
@@ -234,7 +234,7 @@ class WatchedRun:
                     name: site_state(name, job, connected, self.last) for name in dict.fromkeys([*members, *self.sites])
                 },
             }
-        return found | {"warnings": told}
+        return found | {"warnings": problems}
 
     def _unchanged(self, path: Path, read: Callable[[Path], Any]) -> Any:
         """What `read` gives; asked again only when the file has changed."""
@@ -260,8 +260,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any
 def _stands(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            said = {key.decode(): json.loads(value) for key, value in STATE.findall(file.read(600))}
-        return {"next": said["next_round"], "finished": said["finished"], "model": said["weights"]}
+            found = {key.decode(): json.loads(value) for key, value in STATE.findall(file.read(600))}
+        return {"next": found["next_round"], "finished": found["finished"], "model": found["weights"]}
     except (OSError, ValueError, KeyError):
         return {}  # no round is finished yet
 

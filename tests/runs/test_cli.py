@@ -14,8 +14,8 @@ from worlds import make_folder
 from fiss.cli import app
 from fiss.cli.names import complete_methods, complete_presets
 from fiss.config.config import to_toml
+from fiss.config.listing import list_methods, list_presets
 from fiss.config.presets import PRESETS
-from fiss.listing import list_methods, list_presets
 from fiss.methods import METHODS
 from fiss.monitors.rules import RULES
 

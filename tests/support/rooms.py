@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LEVELS = [
-    {"errors", "listing", "rng", "progress"},
+    {"errors", "rng", "progress"},
     {"labels", "ops"},
     {"data", "models", "losses", "metrics"},
     {"statistics"},

@@ -20,6 +20,7 @@ NAMES = [
     "ILT",
     "PLOP",
     "RCIL",
+    "Analytic",
     "Comparison",
     "Config",
     "DataCheck",

@@ -11,9 +11,9 @@ from worlds import make_folder, mask, picture, save
 
 from fiss.data.findings import grouped, one_task
 from fiss.data.index import build, check, inspect
-from fiss.data.looks import alike, code_of
 from fiss.data.reading import Problem
 from fiss.data.sources import check_data, open_dataset, recognise
+from fiss.data.summary import alike, code_of
 from fiss.errors import UserError
 from fiss.progress import Progress
 from fiss.reports import sheet

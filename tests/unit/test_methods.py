@@ -248,7 +248,7 @@ def test_what_becomes_of_rejected_pixels():
         step = certain_teacher(method, classes, confidence=2.0)
         step.state["histogram"] = torch.zeros(4, sum(pseudo.BINS), dtype=torch.long)
         if method.needs_preview:
-            step.state.update(looked=0, seen=[(torch.tensor([1e-9] * 4), torch.arange(4))])
+            step.state.update(previewed=0, seen=[(torch.tensor([1e-9] * 4), torch.arange(4))])
         else:
             step.state["histogram"][:, 0] = 10**9
         labels, _ = method.relabel(step)

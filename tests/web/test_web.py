@@ -75,11 +75,11 @@ def update(folder, sites, rounds):
     """Bytes read and sent for one more round, and what was appended."""
     own = Simulated(folder, sites, rounds)
     run = WatchedRun(own.run, folder)
-    run.look()
+    run.refresh()
     _, place = run.news(Place())
     before = run.read
     appended = own.play()
-    run.look()
+    run.refresh()
     sent, _ = run.news(place)
     assert [score["round"] for score in sent["scores"]] == [one["r"] for one in sent["rounds"]] == [rounds]
     return run.read - before, len(json.dumps(sent)), appended
@@ -95,7 +95,7 @@ def test_an_update_costs_the_same_after_a_thousand_rounds(tmp_path):
 def test_a_federation_is_told(tmp_path):
     own = Simulated(tmp_path / "fed", 4, 4)
     run = WatchedRun(own.run, own.folder)
-    run.look()
+    run.refresh()
     whole, place = run.news(Place())
     assert whole["anew"]
     assert [one["r"] for one in whole["rounds"]] == [0, 1, 2, 3]
@@ -108,7 +108,7 @@ def test_a_federation_is_told(tmp_path):
     assert run.news(place)[0] == {}
     own.play(refused={"site-001": "not finite"}, missing={"site-002": "it was too late"})
     (own.run / "job.json").write_text(json.dumps({"sites": own.names, "waiting": ["site-003"], "round": 5, "since": 0}))
-    run.look()
+    run.refresh()
     new, place = run.news(place)
     assert new["now"]["sites"] == {
         "site-000": "there", "site-001": "refused", "site-002": "late", "site-003": "working"
@@ -121,12 +121,12 @@ def test_a_federation_is_told(tmp_path):
     assert new["rounds"][0]["f"] == {names.index("site-001"): "not finite"}
     lines = (own.run / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (own.run / "rounds.jsonl").write_bytes(b"".join(lines[:3]))  # as `restore` cuts it
-    run.look()
+    run.refresh()
     new, place = run.news(place)
     assert (new["anew"], len(new["rounds"]), len(new["scores"])) == (True, 3, 5)
     with (own.run / "rounds.jsonl").open("a") as file:
         file.write("no record\n")
-    run.look()
+    run.refresh()
     assert "cannot be read" in run.news(place)[0]["now"]["warnings"][0]
 
 
@@ -200,7 +200,7 @@ def test_what_changes_something_needs_more(tmp_path, monkeypatch):
         assert steward.post(stop, json=values, headers=OWN).status_code == 400
     assert done == []
     answer = steward.post(stop, json=sure, headers=OWN | {"origin": "http://localhost"})
-    assert answer.json() == {"said": "It ends."}
+    assert answer.json() == {"answer": "It ends."}
     assert steward.post(f"/runs/{run.id}/stop-site", json=sure | {"site": "site-001"}, headers=OWN).status_code == 200
     for path, more, words in (
         ("stop-site", {"site": "../x"}, "Unknown site"), ("start", {"rounds": 2}, "2 rounds are finished"),
@@ -230,7 +230,7 @@ LINE = re.compile(r'[a-zA-Z_:][\w:]*\{(?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?
 def test_metrics_are_what_prometheus_reads(tmp_path):
     own = Simulated(tmp_path / 'a "fed" of\\one\nline', 3, 5)
     shelf = Shelf([tmp_path])
-    shelf.look()
+    shelf.refresh()
     text = metrics(shelf.runs.values())
     kinds, seen = {}, set()
     assert text.endswith("\n")
@@ -261,7 +261,7 @@ def test_metrics_are_what_prometheus_reads(tmp_path):
 
 def test_runs_and_their_pictures(shelf, monkeypatch):
     client, (fbl, other) = browser_of(shelf), shelf.runs.values()
-    shelf.look()
+    shelf.refresh()
     assert (fbl.name, fbl.summary()["method"], fbl.summary()["finished"]) == ("fbl", "fbl", True)
     assert client.get(f"/runs/{fbl.id}/config").text.startswith("#")
     columns = client.get(f"/runs/{fbl.id}/strip").json()["columns"]

@@ -121,16 +121,16 @@ def _begin(dest: Path, about: Line) -> Path:
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
         again = (dest / "import.md").is_file() and " An import made it, and it is whole: `fiss data check` it."
         raise UserError(f"{dest} is there already.{again or ''} Choose another place, or remove it.")
-    told = part / "import.json"
+    state = part / "import.json"
     if part.exists():
-        if not told.is_file() or json.loads(told.read_text()) != about:
+        if not state.is_file() or json.loads(state.read_text()) != about:
             raise UserError(f"{part} is of another import; remove it, or choose another place.")
         for half in part.rglob("*.part"):
             half.unlink()
         return part
     for folder in ("images", "masks"):
         (part / folder).mkdir(parents=True)
-    told.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    state.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return part
 
 

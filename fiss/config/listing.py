@@ -5,7 +5,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
 
 def list_methods() -> dict[str, str]:

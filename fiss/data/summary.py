@@ -21,7 +21,7 @@ JPEG, ONE_BIT, WIDE = 1, 2, 4
 """How files are stored: a mask as JPEG, a mask with one bit per pixel, an image of which only the high bytes count."""
 
 
-class Look(NamedTuple):
+class ImageSummary(NamedTuple):
     """One image."""
 
     counts: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Looks:
+class SplitSummary:
     """All images of a split."""
 
     pixels: NDArray[np.int64]
@@ -56,34 +56,34 @@ class Looks:
     """How its files are stored, by image."""
 
     @classmethod
-    def of(cls, count: int) -> "Looks":
+    def of(cls, count: int) -> "SplitSummary":
         """Of so many images, none looked at yet."""
         totals = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros((4, 256), np.int64)
         ours = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros((count, 2), np.uint64)
         return cls(*totals, *ours, np.zeros(count, np.uint32), np.zeros(count, np.uint8))
 
-    def note(self, i: int, look: Look) -> None:
+    def note(self, i: int, image: ImageSummary) -> None:
         """Add an image."""
-        counts = look.counts
+        counts = image.counts
         self.pixels[:] += counts
         self.images[:] += counts > 0
-        self.sides[:] += look.sides
+        self.sides[:] += image.sides
         self.labelled[i] = counts[1:IGNORE].any()
-        self.ignored[i], self.codes[i], self.checksums[i] = counts[IGNORE], look.code, look.checksum
-        self.stored[i] = look.stored
+        self.ignored[i], self.codes[i], self.checksums[i] = counts[IGNORE], image.code, image.checksum
+        self.stored[i] = image.stored
 
     def arrays(self) -> dict[str, Any]:
         """By name, as they are kept on the disk."""
         return {f"looks_{field.name}": getattr(self, field.name) for field in fields(self)}
 
 
-def look_at(split: Split, i: int, image: Picture, mask: Bytes) -> Look:
+def summarize(split: Split, i: int, image: Picture, mask: Bytes) -> ImageSummary:
     """An image that has just been read."""
     sides = np.zeros((4, 256), bool)
     for side, line in zip(sides, (mask[0], mask[-1], mask[:, 0], mask[:, -1]), strict=True):
         side[line] = True
     stored = _stored(split, i) if isinstance(split, FileSplit) else 0
-    return Look(
+    return ImageSummary(
         np.bincount(mask.ravel(), minlength=256), code_of(image), crc32(np.ascontiguousarray(image).data), sides, stored
     )
 
