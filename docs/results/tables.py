@@ -340,7 +340,12 @@ def published(setting: str) -> str:
     chosen = [r for r in of(setting) if not r["changed"] or r is run_of(setting, "analytic")]
     with tempfile.TemporaryDirectory() as out:
         made = paper.tables(preset, [folders.write(run, Path(out)) for run in chosen], "published")
-    return "\n\n".join(f"**{table.title}**\n\n{table.markdown()}" for table in made)
+    parts = []
+    for table in made:
+        parts += [f"**{table.title}**", markdown(table.head, table.rows)]
+        if notes := [note.removeprefix("published: ") for note in table.notes]:
+            parts.append(markdown(["what is to be known of the published numbers"], ([note] for note in notes)))
+    return "\n\n".join(parts)
 
 
 def choice() -> str:
