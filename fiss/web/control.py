@@ -37,7 +37,7 @@ def _start(federation: Path, values: dict[str, Any]) -> str:
     rounds, sites = values.get("rounds"), values.get("sites", 1)
     if not (type(rounds) is int and type(sites) is int and 0 < rounds <= MOST_ROUNDS and 0 < sites <= MOST_ROUNDS):
         raise UserError("rounds and sites must be whole numbers, 1 or more.")
-    done = len(RunFolder(federation / "run").rounds(finished=True))
+    done = RunFolder(federation / "run").stands()[0]
     if rounds <= done:
         raise UserError(f"{done} rounds are finished already; ask for more of them.")
     words = ["run", str(federation), "--rounds", str(rounds), "--sites", str(sites)]

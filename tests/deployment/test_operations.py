@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from federated import Local, config, drop, site_client, stage
+from records import Simulated
 from typer.testing import CliRunner
 
 from fiss.cli.main import app
@@ -25,6 +26,7 @@ from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
+from fiss.runs.tail import CHECKED
 
 ORPHAN = """
 import os, subprocess, sys
@@ -155,6 +157,26 @@ def test_a_job_whose_rounds_are_over_is_not_waited_for(series, monkeypatch):
     assert admin.aborted == ["job"]
     assert not admin.seconds  # it was given time to end by itself
     assert admin.meta["deploy_map"] == {"app": ["server", "a"]}
+
+
+def test_a_second_of_supervision_costs_the_same_after_a_thousand_rounds(tmp_path, monkeypatch):
+    """It reads what was appended, shows it once, and reads no log from its beginning."""
+    own, said = Simulated(tmp_path / "fed", 5, 40), []
+    progress = Progress()
+    progress.notice, progress.scored = said.append, said.append
+    run = RunFolder(own.run)
+    monkeypatch.setattr(RunFolder, "records", None)
+    jobs = supervisor._JobSeries(own.folder, run, 99, 1, progress)
+    jobs._show_new_rounds()
+    assert said == []
+    appended = own.play()
+    with (own.run / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 41')  # the next one does not count yet
+    jobs._show_new_rounds()
+    jobs._show_new_rounds()
+    assert [getattr(one, "round", str(one)[:9]) for one in said] == ["round 41:", 40]
+    assert sum(tail.read for tail in jobs.tails) <= appended + 2 * CHECKED
+    assert supervisor.finished_rounds(run) == 41
 
 
 def test_sites_that_are_not_heard_of_are_silent_for_a_round(series):

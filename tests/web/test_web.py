@@ -21,11 +21,11 @@ from worlds import picture
 from fiss import methods
 from fiss.cli import web as command
 from fiss.errors import UserError
+from fiss.runs.tail import CHECKED, Tail
 from fiss.web import control, pictures
 from fiss.web.app import Site, make_app, news
 from fiss.web.metrics import metrics
 from fiss.web.shelf import Shelf
-from fiss.web.tail import CHECKED, Tail
 from fiss.web.watch import Place, WatchedRun
 
 TOKEN = "a-token-that-is-long-enough"
