@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fiss.cli.main import app
 from fiss.config.config import to_toml
 from fiss.deployment import job_status, server, supervisor
+from fiss.deployment.console import ConsoleHandler
 from fiss.deployment.job_status import JobStatus, silent_sites
 from fiss.deployment.server import number_sites, open_run, run_rounds
 from fiss.errors import UserError
@@ -343,6 +344,8 @@ def test_logs_and_old_jobs_do_not_grow_without_end(federation):
         files = [handler for handler in handlers.values() if "filename" in handler]
         assert files
         assert all(handler["maxBytes"] * (handler["backupCount"] + 1) <= 20_000_000 for handler in files)
+        (other,) = [handler for handler in handlers.values() if "filename" not in handler]
+        assert other["class"] == f"{ConsoleHandler.__module__}.{ConsoleHandler.__name__}"
     before = {path.name for path in kit.iterdir()}
     for n in range(12):
         job = kit / f"{n:08x}-0000-4000-8000-000000000000"

@@ -14,7 +14,7 @@ from federated import Local, config, final, site_client, stage
 from rooms import ROOT
 
 from fiss.config.config import to_toml
-from fiss.deployment import entry_points, job_status, log, provisioning, server, status, supervisor
+from fiss.deployment import console, entry_points, job_status, log, provisioning, server, status, supervisor
 from fiss.deployment.job_status import JobStatus, Seen
 from fiss.deployment.log import LOG, SharedLog, plain_log
 from fiss.deployment.server import open_run, run_rounds
@@ -151,6 +151,39 @@ def test_a_log_is_bounded_and_shared(tmp_path, monkeypatch):
     assert told == ["two\nlines"]
     assert (tmp_path / "own" / LOG).read_text().endswith("  two lines\n")
     assert plain_log(tmp_path / "own") is plain_log(tmp_path / "own")
+
+
+def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, capsys):
+    """FLARE complains twice in ten seconds; the rest of what it says goes to log.txt alone."""
+    (tmp_path / "site.toml").touch()
+    monkeypatch.setattr("sys.argv", ["client_train", "-m", str(tmp_path), "-s", "fed_client.json"])
+    monkeypatch.setattr(console, "BACK", 0.3)
+    handler = console.ConsoleHandler()
+
+    def says(text, level=logging.WARNING):
+        handler.emit(logging.LogRecord("CoreCell", level, "", 0, text, None, None))
+
+    for _ in range(50):
+        says("[ME=a O=? D=server] no connection to server")
+        says("[ME=a O=a] cannot send to 'server': target_unreachable", logging.ERROR)
+        says("Retrying [CH00001 ACTIVE grpc://localhost:1] in 10 seconds", logging.INFO)
+        says("re-challenge after 2.0 seconds", logging.INFO)
+    time.sleep(0.6)
+    says("Client Name:north left.  Total clients: 3", logging.INFO)
+    for number in range(20):
+        says(f"round {number} failed")
+    said = capsys.readouterr().out.splitlines()
+    assert [line[21:].split(".")[0] for line in said] == [
+        "the server cannot be reached", "the server is reached again", "north has gone", ""
+    ]  # fmt: skip
+    assert f"fiss federation status {tmp_path}" in said[0]
+    assert said[3] == "round 0 failed"
+    assert len((tmp_path / "fiss" / LOG).read_text().splitlines()) == 3
+    monkeypatch.setattr(console, "AGAIN", 0.0)
+    handler.left = 1000
+    for _ in range(500):
+        says("x" * 100)
+    assert len(capsys.readouterr().out) < 1300
 
 
 def test_who_is_seen_is_noted(tmp_path):
