@@ -412,6 +412,57 @@ def test_whoever_was_removed_stays_out(federation):
         operations.stop_site(federation, "a", Progress())
 
 
+class Stopping:
+    """FLARE's side where sites are told to stop: one goes without an answer, one stays."""
+
+    def __init__(self, kit, seconds):
+        now = time.time()
+        self.heard, self.told = {"a": now, "b": now, "c": now - 100}, []
+        self.session = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *words):
+        pass
+
+    def sites(self):
+        return self.heard
+
+    def shutdown(self, kind, names, wait):
+        from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone
+
+        self.told += names
+        if len(self.told) == 1:
+            raise JobNotDone("a job is running")
+        if names == ["a"]:
+            del self.heard["a"]
+        raise InternalError("failed to shut down all clients")
+
+
+def test_a_site_that_is_told_to_stop(federation, monkeypatch):
+    """It may be gone before it has answered; one that is not heard of is not waited for; one that stays is named."""
+    from fiss.deployment import operations, provisioning
+    from fiss.flare import admin
+
+    kinds = {"shut_down": admin.Admin.shut_down}
+    monkeypatch.setattr(admin, "Admin", type("Admin", (Stopping,), kinds))
+    monkeypatch.setattr(operations, "sleep", lambda seconds: None)
+    monkeypatch.setattr(operations, "LOGGED_OUT", 0.2)
+    said = []
+    progress = Progress()
+    progress.notice = said.append
+    operations.stop_site(federation, "a", progress)
+    assert len(said) == 1
+    assert "the end of the present round" in said[0]
+    assert "a is stopped" in (federation / "run" / "fiss.log").read_text()
+    provisioning.add(federation, "c")
+    with pytest.raises(UserError, match="c is not connected"):
+        operations.stop_site(federation, "c", progress)
+    with pytest.raises(UserError, match="still heard of after"):
+        operations.stop_site(federation, "b", progress)
+
+
 def test_what_a_site_contributed_is_taken_out(tmp_path, monkeypatch):
     """As if it had never been asked for sums."""
     settings = replace(config(), method=replace(find("analytic"), trunk_rounds=1))
