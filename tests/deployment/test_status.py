@@ -23,6 +23,7 @@ from fiss.deployment.site_status import Followed, SiteStatus
 from fiss.errors import UserError
 from fiss.federation.wire import Message
 from fiss.progress import Progress
+from fiss.runs.folder import RunFolder
 from fiss.runs.records import ReplyRecord, RoundRecord
 
 NAMES = {0: "a", 1: "b"}
@@ -58,7 +59,7 @@ def test_job_json_says_whom_a_round_waits_for(played):
     _, run, said = played
     waits = [(job.round, job.doing, list(job.waiting)) for job, _ in said]
     assert waits == [(r, job_status.TRAINS, left) for r in (0, 1) for left in (["a", "b"], ["b"])]
-    assert said[0][0].sites == ["a", "b"]
+    assert said[0][0].sites == ("a", "b")
     first, second = run.rounds()
     assert first.brought == {"disc": ("a",), "ring": ("b",), "square": ("a",)}
     assert second.brought is None
@@ -128,7 +129,7 @@ def test_a_failed_answer_is_told(tmp_path):
     with pytest.raises(UserError):
         Followed(fails, tmp_path, list)(Message(json.dumps(probe)))
     own = SiteStatus.read(tmp_path)
-    assert (own.problem, own.round, own.known) == ("masks are gone", 7, ["x", "y"])
+    assert (own.problem, own.round, own.known) == ("masks are gone", 7, ("x", "y"))
     assert "round 8: could not answer: masks are gone" in (tmp_path / LOG).read_text()
 
 
@@ -151,6 +152,26 @@ def test_a_log_is_bounded_and_shared(tmp_path, monkeypatch):
     assert told == ["two\nlines"]
     assert (tmp_path / "own" / LOG).read_text().endswith("  two lines\n")
     assert plain_log(tmp_path / "own") is plain_log(tmp_path / "own")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"round": "seven"}', '{"round": null, "doing": 3}', '{"known": 1}'])
+def test_a_status_that_another_fiss_wrote_is_ignored_with_a_line(tmp_path, capsys, content):
+    kit = tmp_path / "kits" / "a"
+    stage(tmp_path, 0, "a")
+    site_client(tmp_path, config())
+    (kit / "fiss").mkdir()
+    own = kit / "fiss" / "status.json"
+    own.write_text(content)
+    fiss("federation", "status", kit, "--json")
+    assert f"{own} is ignored" in json.loads(capsys.readouterr().out)["warnings"][-1]
+    entry_points.site_client(kit, to_toml(config()), False)  # it starts all the same
+    assert f"{own} is ignored" in (kit / "fiss" / LOG).read_text()
+    own.write_text('{"round": 3, "doing": "trains", "from a later fiss": 1}')
+    fiss("federation", "status", kit, "--json")
+    values = json.loads(capsys.readouterr().out)
+    assert (values["round"], values["warnings"]) == (3, [f"not started: bash {kit / 'startup' / 'start.sh'}"])
+    (kit / "job.json").write_text('{"round": 4, "later": 1, "sites": ["a"]}')
+    assert JobStatus.read(RunFolder(kit)) == JobStatus(("a",), round=4)
 
 
 def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, capsys):
