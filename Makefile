@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo check test test-long lint clean
+.PHONY: demo check test test-long lint docs clean
 
 demo: $(READY)
 	$(BIN)/fiss demo
@@ -25,6 +25,10 @@ lint: $(READY)
 	$(BIN)/ruff check fiss tests docs benchmarks
 	$(BIN)/mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fiss needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
@@ -33,4 +37,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage build site *.egg-info

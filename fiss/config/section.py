@@ -98,7 +98,11 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     for base in reversed(kind.__mro__):
         if not is_dataclass(base):
             continue
-        body = ast.parse(dedent(inspect.getsource(base))).body[0]
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):  # a class of a notebook's cell has no file
+            continue
+        body = ast.parse(dedent(source)).body[0]
         assert isinstance(body, ast.ClassDef)
         for statement, following in zip(body.body, body.body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
