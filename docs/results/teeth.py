@@ -1,12 +1,19 @@
 """Teeth in X-rays at four practices, in four steps: what each way of learning keeps, with its seconds and its bytes.
 
-python docs/results/teeth.py DATA WEIGHTS OUT [--jobs N] [--tiny]
+python docs/results/teeth.py DATA WEIGHTS OUT [--only ROW,...] [--jobs N] [--rounds N] [--epochs N] [--tiny]
 
 DATA has images/, masks/ and classes.txt with the 32 teeth by FDI number; WEIGHTS has resnet50_imagenet.safetensors and
 dinov2_vits14_reg.safetensors. An X-ray belongs to one practice and to one step, in which only the teeth of that step
-are drawn; left and right are different classes, so nothing is flipped. Lengths and rates are the presets' or what the
-time allowed; nothing is chosen on the validation images. Writes OUT/teeth.json, and prints the table of it. Give the
-command again to go on where it stopped. --tiny: small networks without weights, to see that all of it runs.
+are drawn; left and right are different classes, so nothing is flipped. Rates are the preset's; rounds and epochs are
+what the time allows, alike for every row. Nothing is chosen on the validation images.
+
+With 10 rounds of 6 local epochs, finetune and fbl take about 2,900 steps of 8 images of 384 px, a trained trunk takes a
+quarter of that, an untrained one none. To stay within a few minutes on one GPU run those three side by side (--jobs 3)
+and halve --rounds if the first takes too long. ROWS names the rows; `--only finetune,fbl` plays two of them.
+
+A row is written to OUT/rows as soon as it ends, with the machine it ran on. OUT/teeth.json and the printed table hold
+all rows that lie there: give the command again to go on where it stopped, or copy rows that another machine made.
+--tiny: small networks without weights, one round of one epoch, to see that all of it runs.
 """
 
 import argparse
@@ -31,23 +38,32 @@ STEPS = {"incisors": "12", "canines": "3", "premolars": "45", "molars": "678"}
 """The second digits of their FDI numbers; the first is the quarter of the mouth."""
 SPLIT = "; ".join(", ".join(f"FDI-{q}{tooth}" for q in "1234" for tooth in teeth) for teeth in STEPS.values())
 FROZEN = {"name": "analytic", "trunk": "pretrained"}
+ROWS = {
+    "finetune": "finetune",
+    "fbl": "fbl",
+    "trained": "closed form, trained trunk",
+    "untrained": "closed form, untrained trunk",
+    "untrained-vit": "closed form, untrained ViT-S",
+    "all-drawn": "the untrained trunk, all teeth drawn",
+}
+"""What is compared: for --only and the files, and for the table."""
 
 
-def configs(data: Path, weights: Path, tiny: bool) -> dict[str, Config]:
-    """What is compared, by what it is called in the table."""
+def configs(data: Path, weights: Path, rounds: int, epochs: int, tiny: bool) -> dict[str, Config]:
+    """How each row is made."""
     crop, small = (64, 64) if tiny else (384, 252)  # the second for a transformer with patches of 14 pixels
     first = (
         preset("folder")
         .replace(
             data={"root": str(data)},
             tasks={"split": SPLIT, "images": "partitioned"},
-            world={"clients": 4, "joiners": 0, "per_round": 4, "rounds": 1 if tiny else 10, "class_ratio": 1.0},
+            world={"clients": 4, "joiners": 0, "per_round": 4, "rounds": rounds, "class_ratio": 1.0},
             model={"weights": "none", "encoder": "resnet18"}
             if tiny
             else {"weights": f"{weights}/resnet50_imagenet.safetensors"},
             augment={"crop": crop, "flip": 0.0},
             training={
-                "epochs": 1 if tiny else 6,
+                "epochs": epochs,
                 "batch": 4 if tiny else 8,
                 "workers": 0 if tiny else 2,
                 "graphs": True,
@@ -67,18 +83,11 @@ def configs(data: Path, weights: Path, tiny: bool) -> dict[str, Config]:
     return {
         "finetune": first,
         "fbl": first.replace(method="fbl"),
-        "closed form, trained trunk": first.replace(method="analytic"),
-        "closed form, untrained trunk": frozen,
-        "closed form, untrained ViT-S": frozen.replace(
-            model=transformer, augment={"crop": small}, evaluation={"size": small}
-        ),
-        "the untrained trunk, all teeth drawn": frozen.replace(tasks={"split": "all"}),
+        "trained": first.replace(method="analytic"),
+        "untrained": frozen,
+        "untrained-vit": frozen.replace(model=transformer, augment={"crop": small}, evaluation={"size": small}),
+        "all-drawn": frozen.replace(tasks={"split": "all"}),
     }
-
-
-def folder_name(name: str) -> str:
-    """Of a run, by what it is called."""
-    return name.replace(",", "").replace(" ", "-")
 
 
 def sent(folder: RunFolder) -> float:
@@ -95,12 +104,21 @@ def _bytes(tensors: Weights) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def one(name: str, path: Path) -> dict:
+def one(key: str, path: Path) -> dict:
     """What there is to keep of a run."""
     folder = RunFolder.open(path)
     tasks, rounds = range(len(folder.ends())), folder.rounds()
     seconds = [round(sum(r.seconds for r in rounds if r.task == task), 1) for task in tasks]
-    return {"name": name, **collect.one(path), "seconds": seconds, "megabytes": round(sent(folder), 1)}
+    config, devices = folder.config(), (origin["device"] for origin in folder.origins())
+    return {
+        "name": ROWS[key],
+        "hardware": " and ".join(dict.fromkeys(devices)),
+        "rounds": config.world.rounds,
+        "epochs": config.training.epochs,
+        **collect.one(path),
+        "seconds": seconds,
+        "megabytes": round(sent(folder), 1),
+    }
 
 
 def fall(run: dict, of: int = 0) -> float | None:
@@ -116,8 +134,8 @@ def fall(run: dict, of: int = 0) -> float | None:
 def table(record: dict) -> list[str]:
     """The record as Markdown."""
     lines = [
-        "| | 1: incisors | 2: canines | 3: premolars | 4: molars | old teeth fall by | seconds | MB a practice sends |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| | incisors | canines | premolars | molars | old teeth fall by | seconds | MB a practice sends | on |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for run in record["runs"]:
         scores = [f"{miou:.1f}" for miou in run["miou"]]
@@ -125,20 +143,36 @@ def table(record: dict) -> list[str]:
         blank = [""] * (4 - len(scores))
         scores = [*blank, *scores] if run["finished"] else [*scores, *blank]
         cells = [run["name"], *scores, "" if lost is None else f"{round(lost, 1) + 0:.1f}"]
-        lines.append(f"| {' | '.join([*cells, format(sum(run['seconds']), '.0f'), format(run['megabytes'], '.0f')])} |")
+        cells += [format(sum(run["seconds"]), ".0f"), format(run["megabytes"], ".0f"), run["hardware"]]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def write(runs: dict[str, Path], out: Path, hardware: str, command: str) -> None:
-    """The record of those that ended a step, the table, and what each run on the larger network saw after every
-    step."""
-    found = {name: path for name, path in runs.items() if (path / "scores.jsonl").is_file()}
-    record = {"hardware": hardware, "command": command, "runs": [one(name, path) for name, path in found.items()]}
-    (out / "teeth.json").write_text(json.dumps(record, indent=1))
-    print("\n".join(table(record)), flush=True)
-    for name, path in list(found.items())[:4]:
-        steps = len(RunFolder.open(path).last_models())
-        draw_tasks(path, out / f"teeth-{folder_name(name)}.png", list(STEPS)[:steps], Progress())
+class Recorder(Progress):
+    """Writes a row as soon as its run has ended."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def ended(self, job: JobStatus) -> None:
+        """Of a run that ended a step, if it was stopped later."""
+        print(job.job.name, job.state, job.detail, file=sys.stderr, flush=True)
+        self.keep(job.job)
+
+    def keep(self, job: Job) -> None:
+        """Write what there is of it."""
+        if (job.folder / "scores.jsonl").is_file():
+            (self.out / "rows").mkdir(exist_ok=True)
+            (self.out / "rows" / f"{job.name}.json").write_text(json.dumps(one(job.name, job.folder), indent=1))
+
+
+def write(out: Path) -> None:
+    """All rows that are there as one record, the table of it."""
+    files = [out / "rows" / f"{key}.json" for key in ROWS]
+    runs = [json.loads(file.read_text()) for file in files if file.is_file()]
+    command = "python docs/results/teeth.py DATA WEIGHTS OUT"
+    (out / "teeth.json").write_text(json.dumps({"command": command, "runs": runs}, indent=1))
+    print("\n".join(table({"runs": runs})), flush=True)
 
 
 def main() -> None:
@@ -146,23 +180,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("data", "weights", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default=",".join(ROWS), help="of " + ", ".join(ROWS))
+    for name, usual in (("jobs", 1), ("rounds", 10), ("epochs", 6)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     out = given.out.resolve()
-    wanted = configs(given.data.resolve(), given.weights.resolve(), given.tiny)
-    runs = {name: out / "runs" / folder_name(name) for name in wanted}
-    jobs = [Job(name, config.seed, config, runs[name], None) for name, config in wanted.items()]
+    if unknown := sorted(set(given.only.split(",")) - ROWS.keys()):
+        parser.error(f"--only {unknown[0]}: the rows are {', '.join(ROWS)}")
+    rounds, epochs = (1, 1) if given.tiny else (given.rounds, given.epochs)
+    made = configs(given.data.resolve(), given.weights.resolve(), rounds, epochs, given.tiny)
+    jobs = [
+        Job(key, made[key].seed, made[key], out / "runs" / key, None) for key in ROWS if key in given.only.split(",")
+    ]
     sweep.check(jobs)
+    recorder = Recorder(out)
     done: list[JobStatus] = []
     try:
-        done = sweep.play(jobs, given.jobs, Progress())
+        done = sweep.play(jobs, given.jobs, recorder)
     finally:
-        for status in done:
-            print(status.job.name, status.state, status.detail, file=sys.stderr)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        command = f"python docs/results/teeth.py DATA WEIGHTS OUT --jobs {given.jobs}{' --tiny' if given.tiny else ''}"
-        write(runs, out, device, command)
+        for job in jobs:
+            recorder.keep(job)
+        write(out)
+    for job in jobs:
+        if job.name in list(ROWS)[:4] and RunFolder.open(job.folder).finished():
+            draw_tasks(job.folder, out / f"teeth-{job.name}.png", list(STEPS), Progress())
     sys.exit(any(status.state == "failed" for status in done))
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tables of docs/results/voc.md: sh docs/results/voc.sh VOCdevkit resnet50.safetensors OUT [JOBS [OPTION...]]
+# The runs on Pascal VOC of docs/results: sh docs/results/voc.sh VOCdevkit resnet50.safetensors OUT [JOBS [OPTION...]]
 # Give it again to go on where it stopped; options (--set training.compile=true) go to every sweep.
 # Nothing is chosen by looking at the validation images: all is as in the presets.
 set -eu

@@ -29,6 +29,9 @@ def import_(
     every: Annotated[int, typer.Option(help="Take every n-th frame, page, slice or row.")] = 1,
     columns: Annotated[str, typer.Option(help="Of huggingface: IMAGE,MASK.")] = "",
     ids: Annotated[str, typer.Option(help="Of cityscapes: train (19 classes) or all.")] = "train",
+    group: Annotated[
+        str, typer.Option(help="Images in whose names this regular expression finds the same stay in one part.")
+    ] = "",
     validation: Annotated[
         float | None, typer.Option(help="Share for validation. Default: the source's own parts, else 0.2.")
     ] = None,
@@ -43,7 +46,7 @@ def import_(
     try:
         made = fiss.import_data(
             kind, source, dest, progress=True, images=images, masks=masks, classes=classes, map=map_, window=window,
-            axis=axis, every=every, columns=columns, ids=ids, validation=validation,
+            axis=axis, every=every, columns=columns, ids=ids, group=group, validation=validation,
         )  # fmt: skip
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on.")

@@ -7,9 +7,11 @@ from pathlib import Path
 from time import time
 from typing import Protocol, TypeVar
 
+from fiss.errors import UserError
 from fiss.federation.loop import Engine
 from fiss.federation.messages import Order, Probe, ProbeResult, Reply
 from fiss.runs.folder import RunFolder, write_atomically
+from fiss.runs.records import from_json
 
 JOB, SEEN, SILENT = "job.json", "seen.json", "silent.json"
 FRESH = 60.0
@@ -19,6 +21,7 @@ PROBED, TRAINS = "look at their data", "train"
 HEARD_EVERY = 5.0
 """Seconds between two notes of who is connected, if nobody came or went."""
 Answer = TypeVar("Answer", ProbeResult, Reply)
+Kind = TypeVar("Kind")
 
 
 class SiteEngine(Engine, Protocol):
@@ -41,14 +44,14 @@ class SiteEngine(Engine, Protocol):
 class JobStatus:
     """Who is in the present job, and what it does."""
 
-    sites: Sequence[str] = ()
+    sites: tuple[str, ...] = ()
     missing: Mapping[str, float] = field(default_factory=dict)
     """Sites that do not answer any more, and since when."""
     round: int = -1
     """The one that is played, from 0."""
     doing: str = ""
     """What those it waits for do in it."""
-    waiting: Sequence[str] = ()
+    waiting: tuple[str, ...] = ()
     """Sites that were asked and have not answered yet."""
     since: float = 0.0
     """When they were asked."""
@@ -57,8 +60,8 @@ class JobStatus:
     def read(cls, run: RunFolder) -> "JobStatus":
         """Nobody, if no job has begun."""
         try:
-            return cls(**json.loads((run.path / JOB).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return _read(cls, run.path / JOB)
+        except (OSError, ValueError, UserError):
             return cls()
 
     def write(self, run: RunFolder) -> None:
@@ -82,7 +85,7 @@ class Observed:
     def __init__(self, engine: Engine, run: RunFolder, names: Mapping[int, str]) -> None:
         self.engine, self.run, self.names = engine, run, names
         self._brought: dict[str, set[str]] = {}
-        self.status = JobStatus(sorted(names.values()))
+        self.status = JobStatus(tuple(sorted(names.values())))
         self.status.write(run)
 
     def probe(self, probes: Sequence[Probe]) -> Iterator[ProbeResult]:
@@ -112,10 +115,10 @@ class Observed:
     def _followed(self, doing: str, asked: Sequence[Probe | Order], answers: Iterable[Answer]) -> Iterator[Answer]:
         waiting = {self.names[one.client] for one in asked}
         if asked:
-            self._tell(doing=doing, round=asked[0].round, waiting=sorted(waiting), since=time())
+            self._tell(doing=doing, round=asked[0].round, waiting=tuple(sorted(waiting)), since=time())
         for answer in answers:
             waiting.discard(self.names[answer.client])
-            self._tell(waiting=sorted(waiting))
+            self._tell(waiting=tuple(sorted(waiting)))
             yield answer
 
     def _tell(self, **changed: object) -> None:
@@ -135,8 +138,8 @@ class Seen:
     def read(cls, path: Path) -> "Seen":
         """Of a run folder; nobody, if nobody watches over the federation."""
         try:
-            return cls(**json.loads((path / SEEN).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return _read(cls, path / SEEN)
+        except (OSError, ValueError, UserError):
             return cls()
 
     @property
@@ -152,3 +155,9 @@ class Seen:
         new = Seen(now, dict(connected))
         write_atomically(path / SEEN, json.dumps(asdict(new)).encode())
         return new
+
+
+def _read(kind: type[Kind], path: Path) -> Kind:
+    """What another fiss added is left out."""
+    value: Kind = from_json(kind, json.loads(path.read_bytes()), str(path))
+    return value

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from fiss.deployment import provisioning
+from fiss.deployment.log import plain_log
 from fiss.deployment.provisioning import disabled_sites
 from fiss.deployment.server import gathering_of
 from fiss.deployment.supervisor import HOLD, connected_sites, renew_job
@@ -33,9 +34,10 @@ def stop_site(folder: Path, site: str, progress: Progress) -> None:
     """Shut a site down after the present round; started again it takes part again."""
     _known(folder, site)
     with _held(folder), _admin(folder) as admin:
-        if site not in admin.sites():
+        if site not in connected_sites(admin):
             raise UserError(f"{site} is not connected, so there is nothing to stop.")
         _stop(folder, admin, site, progress)
+    plain_log(folder / "run").info("%s is stopped; start.sh in its kit starts it again.", site)
 
 
 def leave(folder: Path, site: str, take_out: bool, progress: Progress) -> None:
@@ -45,7 +47,7 @@ def leave(folder: Path, site: str, take_out: bool, progress: Progress) -> None:
     with _held(folder):
         try:
             with _admin(folder) as admin:
-                if site in admin.sites():
+                if site in connected_sites(admin):
                     _stop(folder, admin, site, progress)
         except UserError as error:  # no server: it stops by itself when it is refused
             progress.notice(str(error))
@@ -113,7 +115,10 @@ def _stop(folder: Path, admin: "Admin", site: str, progress: Progress) -> None:
     end = monotonic() + LOGGED_OUT
     while site in connected_sites(admin):
         if monotonic() > end:
-            raise UserError(f"{site} was told to stop and is still heard of; its log says why.")
+            raise UserError(
+                f"{site} was told to stop, and is still heard of after {LOGGED_OUT:.0f} s: look at its log, or stop it "
+                "there (`touch shutdown.fl` in its kit). Others go on."
+            )
         sleep(1.0)
 
 
@@ -123,7 +128,7 @@ def _between_jobs(folder: Path, done: Callable[[], bool], progress: Progress) ->
     while not done():
         renew_job(folder)
         if not noticed:
-            progress.notice("the present round is waited for.")
+            progress.notice("a site is stopped between two jobs: the end of the present round is waited for.")
         noticed = True
         sleep(2.0)
 

@@ -47,7 +47,8 @@ PRIVACY = {
 }
 """The sample of privacy.json in a site's kit, in place of FLARE's, which names classes that do not exist."""
 LOGGING, LOG_BYTES = "log_config.json", 5_000_000
-"""How FLARE logs: each of its four files has three older ones of so many bytes."""
+"""How FLARE logs: each of its four files has three older ones of so many bytes, and the console hears little."""
+CONSOLE = "fiss.deployment.console.ConsoleHandler"
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 
 
@@ -158,9 +159,10 @@ def upgrade(path: Path) -> dict[Path, bool]:
     changed = {}
     for kit in _kits(path):
         resources = _resources(kit)
-        changed[kit] = not allows_classes(resources)
-        if changed[kit]:
+        old = not allows_classes(resources)
+        if old:
             write_atomically(kit / RESOURCES, json.dumps(allow_classes(resources), indent=1).encode())
+        changed[kit] = _write_logging(kit) or old
     return changed
 
 
@@ -268,11 +270,7 @@ def _furnish(kit: Path) -> None:
         if part["id"] == "job_scheduler":
             part["args"] = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
     write_atomically(kit / RESOURCES, json.dumps(resources, indent=1).encode())
-    if (kit / "local" / f"{LOGGING}.default").is_file():
-        logs = json.loads((kit / "local" / f"{LOGGING}.default").read_bytes())
-        for handler in logs["handlers"].values():
-            handler.update({"maxBytes": LOG_BYTES, "backupCount": 3} if "maxBytes" in handler else {})
-        write_atomically(kit / "local" / LOGGING, json.dumps(logs, indent=1).encode())
+    _write_logging(kit)
     if (kit / "startup" / "fed_client.json").is_file():
         rules = json.loads((kit / "local" / "authorization.json.default").read_bytes())
         every = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
@@ -283,3 +281,19 @@ def _furnish(kit: Path) -> None:
         write_atomically(kit / "site.toml", TEMPLATE.encode())
     if kit.name != ADMIN:
         write_unit(kit)
+
+
+def _write_logging(kit: Path) -> bool:
+    """How this kit's side logs; gives whether it did so otherwise before."""
+    default, path = kit / "local" / f"{LOGGING}.default", kit / "local" / LOGGING
+    if not default.is_file():
+        return False
+    logs = json.loads(default.read_bytes())
+    for handler in logs["handlers"].values():
+        handler.update({"maxBytes": LOG_BYTES, "backupCount": 3} if "maxBytes" in handler else {})
+    logs["handlers"]["consoleHandler"] |= {"class": CONSOLE, "level": "INFO"}
+    text = json.dumps(logs, indent=1).encode()
+    if path.is_file() and path.read_bytes() == text:
+        return False
+    write_atomically(path, text)
+    return True

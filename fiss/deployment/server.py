@@ -68,7 +68,7 @@ def open_run(config: Config, out: Path, progress: Progress = QUIET) -> RunFolder
         (out / CHANGES).unlink(missing_ok=True)
     refuse_changes(run.config(), config, out.parent / "federation.toml")
     if changed := differences(run.config(), config, ignoring=()):  # all go by the run's own
-        round_ = len(run.rounds(finished=True))
+        round_ = run.stands()[0]
         for key, (before, after) in change(out, run.config(), config, changed, round_).items():
             progress.notice(f"{key} was {before} and is {after} from the next job on.")
     return run

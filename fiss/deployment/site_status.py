@@ -14,6 +14,7 @@ from fiss.deployment.log import plain_log
 from fiss.errors import UserError
 from fiss.federation.wire import Message
 from fiss.runs.folder import write_atomically
+from fiss.runs.records import from_json
 
 STATUS = "status.json"
 WAITS, PROBED, TRAINS = "waits for the server", "looks at its data", "trains"
@@ -34,9 +35,9 @@ class SiteStatus:
     images: int = 0
     """Images it trained on last."""
     losses: Mapping[str, float] = field(default_factory=dict)
-    classes: Sequence[str] = ()
+    classes: tuple[str, ...] = ()
     """Those that its masks show, as the federation calls them; hashes where it hides their names."""
-    known: Sequence[str] = ()
+    known: tuple[str, ...] = ()
     """The federation's."""
     teacher: str = ""
     """The model it learns from not to forget; empty before its first new classes."""
@@ -46,13 +47,16 @@ class SiteStatus:
 
     @classmethod
     def read(cls, folder: Path) -> "SiteStatus":
-        """That of a site's own folder; the first one if it was never asked."""
+        """That of a site's own folder; the first one if it was never asked, or if another fiss wrote what this one
+        cannot read: then `problem` says so."""
+        path = folder / STATUS
         try:
-            return cls(**json.loads((folder / STATUS).read_bytes()))
+            status: SiteStatus = from_json(cls, json.loads(path.read_bytes()), str(path))
+            return status
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{folder / STATUS}: damaged ({error}); it is written anew in the next round.") from error
+        except (OSError, ValueError, UserError) as error:
+            return cls(problem=f"{path} is ignored, and written anew in the next round: {error}")
 
 
 class Followed:
@@ -60,7 +64,9 @@ class Followed:
 
     def __init__(self, answer: Callable[[Message], Message], folder: Path, holds: Callable[[], Sequence[str]]) -> None:
         self.answer, self.folder, self.holds, self.log = answer, folder, holds, plain_log(folder)
-        self.status = SiteStatus.read(folder) if (folder / STATUS).is_file() else SiteStatus()
+        self.status = SiteStatus.read(folder)
+        if self.status.problem and self.status.round < 0:
+            self.log.info(self.status.problem)
 
     def __call__(self, message: Message) -> Message:
         """Its answer."""
@@ -71,7 +77,7 @@ class Followed:
             since=began,
             round=asked["round"],
             rounds=self.status.rounds + new_round,
-            known=[name for group in asked["label_space"] for name in group],
+            known=tuple(name for group in asked["label_space"] for name in group),
             device=device_in_use(),
         )
         try:
@@ -84,7 +90,7 @@ class Followed:
         return answer
 
     def _answered(self, asked: Mapping[str, Any], result: Mapping[str, Any], began: float) -> None:
-        changed: dict[str, Any] = {"doing": WAITS, "since": time(), "classes": list(self.holds()), "problem": ""}
+        changed: dict[str, Any] = {"doing": WAITS, "since": time(), "classes": tuple(self.holds()), "problem": ""}
         words = []
         if asked["kind"] == "probe":
             missing = ", ".join(result["missing"])

@@ -105,7 +105,9 @@ def site_values(kit: Path) -> dict[str, Any]:
         found.append(str(error))
     if not running:
         found.append(f"not started: bash {kit / 'startup' / 'start.sh'}")
-    if own.problem:
+    if own.problem and own.round < 0:
+        found.append(own.problem)
+    elif own.problem:
         found.append(f"round {own.round + 1}: it could not answer: {own.problem}")
     values = asdict(own) | {"site": kit.name, "started": running, "warnings": found, "log": log_lines(kit / "fiss")}
     return values | {"doing": own.doing if running else "is not started"}

@@ -28,7 +28,8 @@ from fiss.flare.job import DEPLOYMENT, require_flare, write_job
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
-from fiss.runs.records import RoundRecord, ScoreRecord
+from fiss.runs.records import RoundRecord, ScoreRecord, read_rounds, read_scores
+from fiss.runs.tail import Tail
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
@@ -131,7 +132,7 @@ def renew_job(folder: Path) -> bool:
 
 def finished_rounds(run: RunFolder) -> int:
     """How many rounds count."""
-    return len(run.rounds(finished=True))
+    return run.stands()[0]
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,11 @@ class _JobSeries:
 
     def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
-        self.shown = finished_rounds(run)
-        self.scored = len(run.scores(finished=True))
-        """Rounds and scores that are shown already."""
+        lengths = run.stands()[1]
+        self.tails = [Tail(run.path / log) for log in lengths]
+        for tail in self.tails:  # what is there already was shown
+            tail.skip(lengths[tail.path.name])
+        self.view = run.config().evaluation.views[0]
         self.seen = Seen()
         self.waits: dict[str, float] = {}
         """How long a site must have been missing before a job is ended for it: longer each time it was in vain."""
@@ -269,18 +272,17 @@ class _JobSeries:
         return False
 
     def _show_new_rounds(self) -> None:
-        records = self.run.rounds(finished=True)
-        for record in records[self.shown :]:
+        """Reads what was appended, so that a look costs the same after a thousand rounds."""
+        lengths = self.run.stands()[1]
+        found = [tail.lines(lengths[tail.path.name]) for tail in self.tails]
+        rounds, scores = ([] if anew else [json.loads(line) for line in lines] for anew, lines in found)
+        for record in read_rounds(rounds, str(self.tails[0].path)):
             self.progress.notice(describe_round(record))
             self.progress.played(record)
             for reply in record.replies:
                 self.waits.pop(str(reply.client), None)
-        if len(records) > self.shown:
-            scores = self.run.scores(finished=True)
-            for score in scores[self.scored :]:
-                self.progress.scored(score)
-            self.scored = len(scores)
-        self.shown = max(self.shown, len(records))
+        for score in read_scores(scores, str(self.tails[1].path), self.view):
+            self.progress.scored(score)
 
 
 def connected_sites(admin: "Admin") -> dict[str, float]:

@@ -37,11 +37,14 @@ class Admin:
         return {site.name: float(site.last_connect_time or 0) for site in self.session.get_connected_client_list()}
 
     def shut_down(self, site: str) -> bool:
-        """Shut a site down; False while a job is running, when FLARE does not."""
+        """Tell a site to shut down; False while a job is running, when FLARE does not. Whether it did is seen by who is
+        connected: a site may be gone before it has answered."""
         try:
             self.session.shutdown("client", [site], wait=False)
         except JobNotDone:
             return False
+        except InternalError as error:
+            logging.getLogger("fiss").info("%s was told to shut down: %s", site, error)
         return True
 
     def disable(self, site: str) -> None:

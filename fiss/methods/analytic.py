@@ -36,7 +36,8 @@ class Analytic(Method):
     and where tasks are not told `training.horizon` rounds."""
     maps: tuple[str, ...] = ("decoder", "stages")
     """The features, of these maps of the network: decoder, encoder (its last map), stage1, stage2, ... from the first,
-    stage-1, stage-2, ... from the last; stages: all of these."""
+    stage-1, stage-2, ... from the last; stages: all of these. pretrained/NAME: of the encoder as it was before any
+    training, which is then kept, and sent, beside the trained one."""
     stride: int = 0
     """Pixels along the side of a cell in which features are counted and classified; 0: the decoder's own cells."""
     random: int = 0
@@ -64,6 +65,11 @@ class Analytic(Method):
             raise UserError(f"method.shrinkage = {self.shrinkage}: must be above 0.")
         if not self.maps or len(set(self.maps)) < len(self.maps):
             raise UserError(f"method.maps = {list(self.maps)}: name one map or more, each once.")
+        if self.trunk == "pretrained" and self.collection.features.needs_pretrained:
+            raise UserError(
+                f"method.maps = {list(self.maps)}: with method.trunk = pretrained the encoder is never trained, so its "
+                "maps are those without `pretrained/`; name them."
+            )
 
     @property
     def collection(self) -> Collection:
@@ -80,9 +86,12 @@ class Analytic(Method):
 
     def adapt_network(self, model: Segmenter) -> None:
         """Give it a head for the classifier to come; its fixed layers are drawn with the generator's seed."""
+        if self.collection.features.needs_pretrained:
+            model.keep_pretrained()
         model.head = SolvedHead(self.collection.features, model, torch.initial_seed())
 
     def convert_weights(self, model: Segmenter, weights: Weights) -> Weights:
-        """A plain network's, with no classifier in the head yet."""
+        """A plain network's, with no classifier in the head yet, and the network's own pretrained encoder."""
         empty = torch.zeros(0, head_of(model).features), torch.zeros(0)
-        return weights | dict(zip(BUFFERS, empty, strict=True))
+        kept = {name: tensor for name, tensor in model.weights().items() if name.startswith("pretrained.")}
+        return weights | kept | dict(zip(BUFFERS, empty, strict=True))

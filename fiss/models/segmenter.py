@@ -8,6 +8,7 @@ encoders offer theirs after it.
 B batch, C classes, D feature channels, H W the image's size, h w a smaller one.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ALONE = "none"
 """The architecture without a decoder."""
+PRETRAINED = "pretrained/"
+"""Before the name of a map: of the encoder as it was before any training."""
 Option = str | int | float | bool | tuple[int, ...]
 Trunk = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 """From images to the decoder's output, the encoder's, and its stages."""
@@ -102,6 +105,8 @@ class Segmenter(nn.Module):
         self.head: Head | None = None
         self.runs_with: Trunk = self.trunk
         """What computes the trunk: itself, compiled, or a record of it."""
+        self.pretrained: nn.Module | None = None
+        """The encoder as it was before any training, where features are wanted of it too."""
         self.taps: list[_Tap] = []
         depth = int(self.encoder._depth)
         layers = [f"layer{i}" for i in range(1, 5)]
@@ -123,7 +128,13 @@ class Segmenter(nn.Module):
         places = {f"stage{i}": w for i, w in enumerate(stages, 1)}
         places |= {f"stage{-i}": w for i, w in enumerate(stages[::-1], 1)}
         decoder = {"decoder": self.features} if self.spec.architecture != ALONE else {}
-        return {**decoder, "encoder": widths[-1], **places}
+        own = {"encoder": widths[-1], **places}
+        kept = {f"{PRETRAINED}{name}": w for name, w in own.items()} if self.pretrained is not None else {}
+        return {**decoder, **own, **kept}
+
+    def keep_pretrained(self) -> None:
+        """Keep the encoder as it is now beside the one that is trained; its maps come last among the trunk's stages."""
+        self.pretrained = copy.deepcopy(self.encoder).requires_grad_(False)
 
     @property
     def stages_are(self) -> str:
@@ -145,7 +156,12 @@ class Segmenter(nn.Module):
         the encoder's, and its stages."""
         features = self.encoder(images_BCHW)
         stages = tuple(tap.take() for tap in self.taps) or tuple(features[1:])
-        return surroundings(self.decoder(features), self.side), features[-1], stages
+        decoded = surroundings(self.decoder(features), self.side)
+        if self.pretrained is not None and not self.training:  # nothing is learnt from it
+            own = self.pretrained(images_BCHW)
+            taps = [module for module in self.pretrained.modules() if isinstance(module, _Tap)]
+            stages += (*(tuple(tap.take() for tap in taps) or tuple(own[1:])), own[-1])
+        return decoded, features[-1], stages
 
     def compile(self) -> None:
         """Let torch.compile make one program of the trunk, when it first runs."""

@@ -74,7 +74,7 @@ def import_data(
         dest: The folder to make; it must not be there yet.
         progress: As for `fiss.run`.
         options: Those of `fiss data import`: images, masks, classes, map, window, axis, every, columns, ids,
-            validation.
+            group, validation.
 
     Returns:
         How many images there are now, and what was dropped and why.

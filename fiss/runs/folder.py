@@ -258,6 +258,11 @@ class RunFolder:
         """Whether the last round has been played."""
         return bool(self._record().get("finished"))
 
+    def stands(self) -> tuple[int, dict[str, int]]:
+        """How many rounds count, and how long the logs are with them; it costs the same after a thousand rounds."""
+        record = self._record()
+        return int(record.get("next_round", 0)), {log: record.get("lengths", {}).get(log, 0) for log in LOGS}
+
     def _record(self) -> dict[str, Any]:
         """What state.json says, nothing if it cannot be read."""
         try:

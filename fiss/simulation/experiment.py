@@ -22,7 +22,7 @@ from fiss.runs.records import ProbeRecord, RoundRecord, probed
 from fiss.runs.run import load_checked
 from fiss.simulation.advice import warnings
 from fiss.simulation.in_process import InProcessEngine
-from fiss.simulation.scenario import Scenario, open_scenario
+from fiss.simulation.scenario import Scenario, keeps_pretrained, open_scenario
 from fiss.training.trainer import build_trainer
 
 Connect = Callable[[Scenario, Segmenter, dict[int, Memory], int, Progress], Engine]
@@ -47,12 +47,13 @@ def in_process(
 def start(config: Config, out: Path, progress: Progress, connect: Connect = in_process) -> RunFolder:
     """A new run in a new folder."""
     config = with_absolute_paths(config)
-    scenario = open_scenario(config, progress, fresh=not config.base)
+    fresh = not config.base or keeps_pretrained(config)
+    scenario = open_scenario(config, progress, fresh)
     notices = warnings(scenario)
     for notice in notices:
         progress.notice(notice)
     base = _base(scenario) if config.base else None
-    student = scenario.network(scenario.boundaries.first_space, fresh=base is None)
+    student = scenario.network(scenario.boundaries.first_space, fresh)
     folder = RunFolder.create(out, config)
     with folder.locked():
         folder.write_splits(scenario.splits())
@@ -76,7 +77,8 @@ def resume(path: Path, progress: Progress, connect: Connect = in_process) -> Run
             return folder
         base = _base(scenario) if scenario.config.base and state is None else None
         label_space = state.server.label_space if state else scenario.boundaries.first_space
-        student = scenario.network(label_space, fresh=state is None and base is None)
+        fresh = state is None and (base is None or keeps_pretrained(scenario.config))
+        student = scenario.network(label_space, fresh)
         _go_on(scenario, folder, state, base, student, progress, connect)
     return folder
 

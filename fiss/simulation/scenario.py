@@ -37,6 +37,11 @@ def is_announced(config: Config) -> bool:
     return config.joint or (config.monitor.name == "told" and config.world.synchronous)
 
 
+def keeps_pretrained(config: Config) -> bool:
+    """Whether the encoder is wanted as it was before any training, also where the trained one is taken over."""
+    return config.method.collection is not None and config.method.collection.features.needs_pretrained
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A config with its data opened and checked and its world drawn."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fiss.errors import unknown
 from fiss.models.output import Output
-from fiss.models.segmenter import enlarge
+from fiss.models.segmenter import PRETRAINED, enlarge
 from fiss.rng import address
 
 
@@ -28,7 +28,8 @@ class FeatureSpec:
 
     maps: tuple[str, ...] = ("decoder", "encoder")
     """In this order: decoder (left out where there is none), encoder (its last map, after the activation), stage1,
-    stage2, ... or from the last one stage-1, stage-2, ...; stages: all of these."""
+    stage2, ... or from the last one stage-1, stage-2, ...; stages: all of these. pretrained/NAME: the same of the
+    encoder as it was before any training."""
     stride: int = 16
     """Pixels along the side of a cell."""
     random: int = 0
@@ -50,10 +51,18 @@ class FeatureSpec:
         for name in self.maps:
             if name == "decoder" and name not in known and len(self.maps) > 1:
                 continue  # there is none, and what would be there is one of the others
-            if name not in known and name != "stages":
-                raise unknown("feature map", name, [*known, "stages"])
-            found += [key for key in known if key[5:].isdecimal()] if name == "stages" else [name]
+            before, every = (PRETRAINED if name.startswith(PRETRAINED) else ""), f"{PRETRAINED}stages"
+            if name not in known and name not in ("stages", every):
+                raise unknown("feature map", name, [*known, "stages", *([every] if before else [])])
+            start = f"{before}stage"
+            all_of = [key for key in known if key.startswith(start) and key.removeprefix(start).isdecimal()]
+            found += all_of if name in ("stages", every) else [name]
         return tuple(found)
+
+    @property
+    def needs_pretrained(self) -> bool:
+        """Whether the encoder is wanted as it was before any training."""
+        return any(name.startswith(PRETRAINED) for name in self.maps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +98,21 @@ def trunk_maps(output: Output) -> dict[str, Tensor]:
     return named_maps(output.decoded_BDhw, output.encoded_BDhw, output.stages)
 
 
-def named_maps(decoded_BDhw: Tensor, encoded_BDhw: Tensor, stages: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The maps of a trunk, by name; stages by their place from the first or, negative, from the last."""
-    places = {f"stage{i}": s for i, s in enumerate(stages, 1)} | {
-        f"stage{-i}": s for i, s in enumerate(stages[::-1], 1)
-    }
-    return {"decoder": decoded_BDhw, "encoder": encoded_BDhw, **places}
+def named_maps(
+    decoded_BDhw: Tensor, encoded_BDhw: Tensor, stages: tuple[Tensor, ...], pretrained: bool = False
+) -> dict[str, Tensor]:
+    """The maps of a trunk, by name; stages by their place from the first or, negative, from the last. `pretrained`:
+    the second half of the stages, and one more, are those of the encoder before any training."""
+    own = stages[: len(stages) // 2] if pretrained else stages
+    named = {"decoder": decoded_BDhw, "encoder": encoded_BDhw, **_places(own)}
+    if pretrained:
+        kept = _places(stages[len(own) : -1]) | {"encoder": stages[-1]}
+        named |= {f"{PRETRAINED}{name}": s for name, s in kept.items()}
+    return named
+
+
+def _places(stages: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    return {f"stage{i}": s for i, s in enumerate(stages, 1)} | {f"stage{-i}": s for i, s in enumerate(stages[::-1], 1)}
 
 
 def feature_map(maps: Mapping[str, Tensor], spec: FeatureSpec, layers: FixedLayers, size: tuple[int, int]) -> Tensor:

@@ -37,7 +37,8 @@ class SolvedHead(Head):
     def map(self, decoded: Tensor, encoded: Tensor, stages: tuple[Tensor, ...], size: Sequence[int]) -> Tensor:
         """The features of images of that size, (B, D, h, w); without a stride on the decoder's own grid."""
         grid = self.spec.grid(size[0], size[1]) if self.spec.stride else (decoded.shape[2], decoded.shape[3])
-        return feature_map(named_maps(decoded, encoded, stages), self.spec, self.layers, grid)
+        named = named_maps(decoded, encoded, stages, self.spec.needs_pretrained)
+        return feature_map(named, self.spec, self.layers, grid)
 
     def forward(self, decoded: Tensor, encoded: Tensor, stages: tuple[Tensor, ...], size: Sequence[int]) -> Tensor:
         """Scores on the grid, (B, C, h, w)."""

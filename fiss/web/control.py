@@ -12,8 +12,10 @@ from fiss.runs.folder import RunFolder
 SECONDS = 120.0
 """How long a command that ends by itself may take."""
 MOST_ROUNDS = 1_000_000
-STARTED = "web-run.log"
-"""In the federation's folder: what a run that the page started says."""
+AT_ONCE = 2.0
+"""Seconds that a command is watched that may last: what is wrong with it is mostly said at once."""
+STARTED, STOPPED = "web-run.log", "web-stop-site.log"
+"""In the federation's folder: what a run that the page started says, and a site that is being stopped."""
 
 
 def act(federation: Path, action: str, values: dict[str, Any]) -> str:
@@ -29,7 +31,9 @@ def act(federation: Path, action: str, values: dict[str, Any]) -> str:
         site = str(values.get("site"))
         if site not in read_project(federation).sites or not NAME.fullmatch(site):
             raise unknown("site", site, read_project(federation).sites)
-        return _command("stop-site", str(federation), site)
+        log = federation / STOPPED
+        later = f"{site} is stopped after the present round; {log} has what is said of it."
+        return _lasting(log, later, "stop-site", str(federation), site)
     raise unknown("action", action, ("start", "stop", "stop-site"))
 
 
@@ -37,23 +41,36 @@ def _start(federation: Path, values: dict[str, Any]) -> str:
     rounds, sites = values.get("rounds"), values.get("sites", 1)
     if not (type(rounds) is int and type(sites) is int and 0 < rounds <= MOST_ROUNDS and 0 < sites <= MOST_ROUNDS):
         raise UserError("rounds and sites must be whole numbers, 1 or more.")
-    done = len(RunFolder(federation / "run").rounds(finished=True))
+    done = RunFolder(federation / "run").stands()[0]
     if rounds <= done:
         raise UserError(f"{done} rounds are finished already; ask for more of them.")
     words = ["run", str(federation), "--rounds", str(rounds), "--sites", str(sites)]
-    with (federation / STARTED).open("wb") as log:
+    log = federation / STARTED
+    later = f"It trains until there are {rounds} rounds; {log} has what it says."
+    return _lasting(log, later, *words)
+
+
+def _lasting(log: Path, later: str, *words: str) -> str:
+    """A command that goes on without the page; gives what it says if it ends at once, and otherwise `later`."""
+    with log.open("wb") as file:
         process = subprocess.Popen(
-            _words(*words), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            _words(*words), stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
         )
     try:
-        process.wait(2.0)  # what is wrong with it is mostly said at once
+        process.wait(AT_ONCE)
     except subprocess.TimeoutExpired:
-        return f"It trains until there are {rounds} rounds; {federation / STARTED} has what it says."
-    raise UserError((federation / STARTED).read_text(errors="replace").strip()[-1000:] or "It ended at once.")
+        return later
+    said = log.read_text(errors="replace").strip()[-1000:] or "It ended at once."
+    if process.returncode or words[0] == "run":
+        raise UserError(said)
+    return said
 
 
 def _command(name: str, *arguments: str) -> str:
-    done = subprocess.run(_words(name, *arguments), capture_output=True, text=True, timeout=SECONDS, check=False)
+    try:
+        done = subprocess.run(_words(name, *arguments), capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"`fiss federation {name}` did not end in {SECONDS:.0f} s; give it at the server.") from error
     if done.returncode:
         raise UserError((done.stderr or done.stdout).strip()[-1000:])
     return done.stdout.strip()[-1000:]

@@ -25,7 +25,7 @@ from fiss.deployment.status import site_state, warnings
 from fiss.errors import UserError
 from fiss.runs.folder import RunFolder
 from fiss.runs.records import Client, RoundRecord, ScoreRecord, read_rounds, read_scores
-from fiss.web.tail import Tail
+from fiss.runs.tail import Tail
 
 STATE = re.compile(rb'"(next_round|finished|weights)": ("[^"]*"|\w+)')
 """What is looked for in the first bytes of state.json, which may be long."""

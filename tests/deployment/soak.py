@@ -1,8 +1,8 @@
 """A federation that is treated badly for many rounds: what happens to it is drawn from a seed.
 
-Sites join late, are killed and come back, lose their disk's space, get new classes, and are removed; the server is
-killed, and moved to another folder. At the end every round is there, nothing hangs, and the curves of memory and logs
-are printed and written down.
+Sites join late, are killed and come back, lose their disk's space, get new classes, leave and are removed; the server
+is killed, and moved to another folder. At the end every round is there, nothing hangs, and the curves of memory and
+logs are printed and written down.
 
     python tests/deployment/soak.py OUT --rounds 60 --sites 6 --seed 1
 
@@ -28,6 +28,7 @@ from fiss.config import presets
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec
 from fiss.deployment import provisioning, supervisor
+from fiss.deployment.log import LOG
 from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.models.segmenter import ModelSpec
@@ -78,7 +79,10 @@ class Soak:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.curves: list[dict[str, float]] = []
+        self.peak: dict[str, float] = {}
         self.events: list[str] = []
+        self.spans: dict[str, list[int]] = {}
+        """From which round on a site must be heard of again, and from which on never again."""
         self.disk: Path | None = None
 
     def happened(self, what: str) -> None:
@@ -168,6 +172,7 @@ class Soak:
         provisioning.add(self.folder, name)
         self.images(name)
         self.start(name)
+        self.spans[name] = [self.done(), self.rounds]
         self.happened(f"{name} joins")
 
     def new_classes(self) -> None:
@@ -197,6 +202,7 @@ class Soak:
         """And the site takes part again."""
         assert self.disk is not None
         (self.disk / "filler").unlink()
+        self.spans[self.there[0]] = [self.done(), self.rounds]
         self.happened("the disk has space again")
 
     def the_server_moves(self) -> None:
@@ -220,7 +226,18 @@ class Soak:
             [sys.executable, "-m", "fiss", "federation", "remove", str(self.folder), name], env=ENVIRONMENT, check=True
         )
         self.there = [n for n in self.there if n != name]
+        self.spans[name] = [0, self.done() + 1]  # the present round may still count
         self.happened(f"{name} removed")
+
+    def a_site_leaves(self) -> None:
+        """By itself, for good, after the present round."""
+        name = self.there[-1]
+        subprocess.run(
+            [sys.executable, "-m", "fiss", "federation", "leave", str(self.folder), name], env=ENVIRONMENT, check=True
+        )
+        self.there = [n for n in self.there if n != name]
+        self.spans[name][1] = self.done() + 1
+        self.happened(f"{name} left")
 
     def close(self) -> None:
         """Give back the small file system."""
@@ -230,18 +247,24 @@ class Soak:
 
     # The whole
 
+    def sides(self) -> tuple[tuple[str, Path], ...]:
+        """Whose memory and logs are followed: the server and the first site."""
+        return ("server", self.folder / "kits" / "localhost"), ("site", self.folder / "kits" / self.names[0])
+
+    def watch(self) -> None:
+        """The most memory of the server's and of a site's processes since the last round."""
+        for name, folder in self.sides():
+            used = sum(resident(pid) for pid in self.of(folder))
+            self.peak[f"{name}_mb"] = max(self.peak.get(f"{name}_mb", 0.0), used)
+
     def measure(self) -> None:
-        """Memory of the server's and of a site's processes, and what the logs weigh."""
-        point: dict[str, float] = {"round": self.done(), "seconds": time.time()}
-        for name, folder in (
-            ("server", self.folder / "kits" / "localhost"),
-            ("site", self.folder / "kits" / self.there[0]),
-        ):
-            point[f"{name}_mb"] = sum(resident(pid) for pid in self.of(folder))
-            logs = [
-                path for path in folder.rglob("*") if path.is_file() and ("log" in path.name or path.suffix == ".txt")
-            ]
-            point[f"{name}_logs_mb"] = sum(path.stat().st_size for path in logs) / 1e6
+        """After a round: that memory, and what logs and consoles weigh, with those of old jobs."""
+        point: dict[str, float] = {"round": self.done(), "seconds": time.time(), **self.peak}
+        self.peak = {}
+        for name, folder in self.sides():
+            logs = [path for path in folder.rglob("*") if "log" in path.name or path.suffix == ".txt"]
+            logs += [self.out / f"{folder.name}.log"] + ([self.folder / "run" / LOG] if name == "server" else [])
+            point[f"{name}_logs_mb"] = sum(path.stat().st_size for path in logs if path.is_file()) / 1e6
         self.curves.append(point)
 
     def play(self) -> None:
@@ -257,7 +280,7 @@ class Soak:
             share(0.1): self.a_site_joins, share(0.2): self.new_classes, share(0.3): self.a_site_joins,
             share(0.38): self.a_disk_is_full, share(0.47): self.the_disk_has_space_again,
             share(0.55): self.new_classes, share(0.65): self.the_server_moves, share(0.75): self.a_site_is_removed,
-            share(0.85): self.new_classes,
+            share(0.8): self.a_site_leaves, share(0.85): self.new_classes,
         }  # fmt: skip
         often = self.random.sample(range(2, self.rounds - 2), max(1, self.rounds // 10))
         due = [*once.items(), *((at, self.a_site_is_killed) for at in often), (share(0.5), self.the_server_is_killed)]
@@ -266,6 +289,7 @@ class Soak:
         while (done := self.done()) < self.rounds:
             while due and due[0][0] <= done:
                 due.pop(0)[1]()
+            self.watch()
             if done != last:
                 self.measure()
                 last, since = done, time.monotonic()
@@ -279,11 +303,19 @@ class Soak:
         records = RunFolder(self.folder / "run").rounds()
         assert [record.round for record in records] == list(range(self.rounds)), "a round is missing or there twice"
         assert all(record.replies for record in records), "a round without any answer"
-        print(f"{'round':>6}{'server MB':>11}{'site MB':>9}{'server logs MB':>16}{'site logs MB':>14}")
-        for point in self.curves[:: max(1, len(self.curves) // 10)]:
+        for name, (since, until) in self.spans.items():
+            took = [record.round for record in records if name in [reply.client for reply in record.replies]]
+            assert since >= until - 2 or any(since <= n < until for n in took), f"{name} was never heard of again"
+            assert all(n <= until for n in took), f"{name} took part though it was gone"
+        print("| round | server, MB | a site, MB | the server's logs, MB | a site's logs, MB |")
+        parts = [
+            self.curves[i : i + max(1, self.rounds // 10)] for i in range(0, self.rounds, max(1, self.rounds // 10))
+        ]
+        for part in filter(None, parts):
+            most = {key: max(point.get(key, 0.0) for point in part) for key in part[-1]}
             print(
-                f"{point['round']:6.0f}{point['server_mb']:11.0f}{point['site_mb']:9.0f}"
-                f"{point['server_logs_mb']:16.2f}{point['site_logs_mb']:14.2f}"
+                f"| {most['round']:.0f} | {most['server_mb']:.0f} | {most['site_mb']:.0f} "
+                f"| {most['server_logs_mb']:.2f} | {most['site_logs_mb']:.2f} |"
             )
         (self.out / "soak.json").write_text(json.dumps({"events": self.events, "curves": self.curves}, indent=1))
         print(f"classes at the end: {', '.join(records[-1].class_names)}")

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from federated import Local, config, drop, site_client, stage
+from records import Simulated
 from typer.testing import CliRunner
 
 from fiss.cli.main import app
 from fiss.config.config import to_toml
 from fiss.deployment import job_status, server, supervisor
+from fiss.deployment.console import ConsoleHandler
 from fiss.deployment.job_status import JobStatus, silent_sites
 from fiss.deployment.server import number_sites, open_run, run_rounds
 from fiss.errors import UserError
@@ -25,6 +27,7 @@ from fiss.methods import find
 from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
+from fiss.runs.tail import CHECKED
 
 ORPHAN = """
 import os, subprocess, sys
@@ -155,6 +158,26 @@ def test_a_job_whose_rounds_are_over_is_not_waited_for(series, monkeypatch):
     assert admin.aborted == ["job"]
     assert not admin.seconds  # it was given time to end by itself
     assert admin.meta["deploy_map"] == {"app": ["server", "a"]}
+
+
+def test_a_second_of_supervision_costs_the_same_after_a_thousand_rounds(tmp_path, monkeypatch):
+    """It reads what was appended, shows it once, and reads no log from its beginning."""
+    own, said = Simulated(tmp_path / "fed", 5, 40), []
+    progress = Progress()
+    progress.notice, progress.scored = said.append, said.append
+    run = RunFolder(own.run)
+    monkeypatch.setattr(RunFolder, "records", None)
+    jobs = supervisor._JobSeries(own.folder, run, 99, 1, progress)
+    jobs._show_new_rounds()
+    assert said == []
+    appended = own.play()
+    with (own.run / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 41')  # the next one does not count yet
+    jobs._show_new_rounds()
+    jobs._show_new_rounds()
+    assert [getattr(one, "round", str(one)[:9]) for one in said] == ["round 41:", 40]
+    assert sum(tail.read for tail in jobs.tails) <= appended + 2 * CHECKED
+    assert supervisor.finished_rounds(run) == 41
 
 
 def test_sites_that_are_not_heard_of_are_silent_for_a_round(series):
@@ -321,6 +344,8 @@ def test_logs_and_old_jobs_do_not_grow_without_end(federation):
         files = [handler for handler in handlers.values() if "filename" in handler]
         assert files
         assert all(handler["maxBytes"] * (handler["backupCount"] + 1) <= 20_000_000 for handler in files)
+        (other,) = [handler for handler in handlers.values() if "filename" not in handler]
+        assert other["class"] == f"{ConsoleHandler.__module__}.{ConsoleHandler.__name__}"
     before = {path.name for path in kit.iterdir()}
     for n in range(12):
         job = kit / f"{n:08x}-0000-4000-8000-000000000000"
@@ -385,6 +410,57 @@ def test_whoever_was_removed_stays_out(federation):
         operations.leave(federation, "a", True, Progress())
     with pytest.raises(UserError, match="does not answer"):
         operations.stop_site(federation, "a", Progress())
+
+
+class Stopping:
+    """FLARE's side where sites are told to stop: one goes without an answer, one stays."""
+
+    def __init__(self, kit, seconds):
+        now = time.time()
+        self.heard, self.told = {"a": now, "b": now, "c": now - 100}, []
+        self.session = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *words):
+        pass
+
+    def sites(self):
+        return self.heard
+
+    def shutdown(self, kind, names, wait):
+        from nvflare.fuel.flare_api.api_spec import InternalError, JobNotDone
+
+        self.told += names
+        if len(self.told) == 1:
+            raise JobNotDone("a job is running")
+        if names == ["a"]:
+            del self.heard["a"]
+        raise InternalError("failed to shut down all clients")
+
+
+def test_a_site_that_is_told_to_stop(federation, monkeypatch):
+    """It may be gone before it has answered; one that is not heard of is not waited for; one that stays is named."""
+    from fiss.deployment import operations, provisioning
+    from fiss.flare import admin
+
+    kinds = {"shut_down": admin.Admin.shut_down}
+    monkeypatch.setattr(admin, "Admin", type("Admin", (Stopping,), kinds))
+    monkeypatch.setattr(operations, "sleep", lambda seconds: None)
+    monkeypatch.setattr(operations, "LOGGED_OUT", 0.2)
+    said = []
+    progress = Progress()
+    progress.notice = said.append
+    operations.stop_site(federation, "a", progress)
+    assert len(said) == 1
+    assert "the end of the present round" in said[0]
+    assert "a is stopped" in (federation / "run" / "fiss.log").read_text()
+    provisioning.add(federation, "c")
+    with pytest.raises(UserError, match="c is not connected"):
+        operations.stop_site(federation, "c", progress)
+    with pytest.raises(UserError, match="still heard of after"):
+        operations.stop_site(federation, "b", progress)
 
 
 def test_what_a_site_contributed_is_taken_out(tmp_path, monkeypatch):

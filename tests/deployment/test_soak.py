@@ -20,6 +20,6 @@ def test_everything_happens_and_no_round_is_lost(tmp_path):
     assert played.returncode == 0, played.stdout[-2000:] + played.stderr[-2000:]
     record = json.loads((tmp_path / "soak" / "soak.json").read_text())
     happened = "\n".join(record["events"])
-    for what in ("joins", "killed", "new classes", "disk of site0 is full", "moved", "removed", "ended with 0"):
+    for what in ("joins", "killed", "new classes", "disk of site0 is full", "moved", "removed", "left", "ended with 0"):
         assert what in happened
     assert [point["round"] for point in record["curves"]][-1] >= 15

@@ -14,7 +14,7 @@ from federated import Local, config, final, site_client, stage
 from rooms import ROOT
 
 from fiss.config.config import to_toml
-from fiss.deployment import entry_points, job_status, log, provisioning, server, status, supervisor
+from fiss.deployment import console, entry_points, job_status, log, provisioning, server, status, supervisor
 from fiss.deployment.job_status import JobStatus, Seen
 from fiss.deployment.log import LOG, SharedLog, plain_log
 from fiss.deployment.server import open_run, run_rounds
@@ -23,6 +23,7 @@ from fiss.deployment.site_status import Followed, SiteStatus
 from fiss.errors import UserError
 from fiss.federation.wire import Message
 from fiss.progress import Progress
+from fiss.runs.folder import RunFolder
 from fiss.runs.records import ReplyRecord, RoundRecord
 
 NAMES = {0: "a", 1: "b"}
@@ -58,7 +59,7 @@ def test_job_json_says_whom_a_round_waits_for(played):
     _, run, said = played
     waits = [(job.round, job.doing, list(job.waiting)) for job, _ in said]
     assert waits == [(r, job_status.TRAINS, left) for r in (0, 1) for left in (["a", "b"], ["b"])]
-    assert said[0][0].sites == ["a", "b"]
+    assert said[0][0].sites == ("a", "b")
     first, second = run.rounds()
     assert first.brought == {"disc": ("a",), "ring": ("b",), "square": ("a",)}
     assert second.brought is None
@@ -128,7 +129,7 @@ def test_a_failed_answer_is_told(tmp_path):
     with pytest.raises(UserError):
         Followed(fails, tmp_path, list)(Message(json.dumps(probe)))
     own = SiteStatus.read(tmp_path)
-    assert (own.problem, own.round, own.known) == ("masks are gone", 7, ["x", "y"])
+    assert (own.problem, own.round, own.known) == ("masks are gone", 7, ("x", "y"))
     assert "round 8: could not answer: masks are gone" in (tmp_path / LOG).read_text()
 
 
@@ -151,6 +152,59 @@ def test_a_log_is_bounded_and_shared(tmp_path, monkeypatch):
     assert told == ["two\nlines"]
     assert (tmp_path / "own" / LOG).read_text().endswith("  two lines\n")
     assert plain_log(tmp_path / "own") is plain_log(tmp_path / "own")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"round": "seven"}', '{"round": null, "doing": 3}', '{"known": 1}'])
+def test_a_status_that_another_fiss_wrote_is_ignored_with_a_line(tmp_path, capsys, content):
+    kit = tmp_path / "kits" / "a"
+    stage(tmp_path, 0, "a")
+    site_client(tmp_path, config())
+    (kit / "fiss").mkdir()
+    own = kit / "fiss" / "status.json"
+    own.write_text(content)
+    fiss("federation", "status", kit, "--json")
+    assert f"{own} is ignored" in json.loads(capsys.readouterr().out)["warnings"][-1]
+    entry_points.site_client(kit, to_toml(config()), False)  # it starts all the same
+    assert f"{own} is ignored" in (kit / "fiss" / LOG).read_text()
+    own.write_text('{"round": 3, "doing": "trains", "from a later fiss": 1}')
+    fiss("federation", "status", kit, "--json")
+    values = json.loads(capsys.readouterr().out)
+    assert (values["round"], values["warnings"]) == (3, [f"not started: bash {kit / 'startup' / 'start.sh'}"])
+    (kit / "job.json").write_text('{"round": 4, "later": 1, "sites": ["a"]}')
+    assert JobStatus.read(RunFolder(kit)) == JobStatus(("a",), round=4)
+
+
+def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, capsys):
+    """FLARE complains twice in ten seconds; the rest of what it says goes to log.txt alone."""
+    (tmp_path / "site.toml").touch()
+    monkeypatch.setattr("sys.argv", ["client_train", "-m", str(tmp_path), "-s", "fed_client.json"])
+    monkeypatch.setattr(console, "BACK", 0.3)
+    handler = console.ConsoleHandler()
+
+    def says(text, level=logging.WARNING):
+        handler.emit(logging.LogRecord("CoreCell", level, "", 0, text, None, None))
+
+    for _ in range(50):
+        says("[ME=a O=? D=server] no connection to server")
+        says("[ME=a O=a] cannot send to 'server': target_unreachable", logging.ERROR)
+        says("Retrying [CH00001 ACTIVE grpc://localhost:1] in 10 seconds", logging.INFO)
+        says("re-challenge after 2.0 seconds", logging.INFO)
+    time.sleep(0.6)
+    says("Client Name:north left.  Total clients: 3", logging.INFO)
+    for number in range(20):
+        says(f"round {number} failed")
+    said = capsys.readouterr().out.splitlines()
+    assert [line[21:].split(".")[0] for line in said] == [
+        "the server cannot be reached", "the server is reached again", "north has gone", ""
+    ]  # fmt: skip
+    assert f"fiss federation status {tmp_path}" in said[0]
+    assert said[3] == "round 0 failed"
+    assert len((tmp_path / "fiss" / LOG).read_text().splitlines()) == 3
+    monkeypatch.setattr(console, "AGAIN", 0.0)
+    handler.left = 1000
+    for _ in range(500):
+        says("x" * 100)
+    assert len(capsys.readouterr().out) < 1300
 
 
 def test_who_is_seen_is_noted(tmp_path):

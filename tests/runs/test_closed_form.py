@@ -118,6 +118,29 @@ def test_the_trunk_of_a_base_is_taken_over(told, tiny, finished, tmp_path):
     assert [job.base is not None for job in jobs] == [False, True]
 
 
+def test_the_untrained_encoder_beside_the_trained_one(told, tiny, finished, tmp_path):
+    maps = ("decoder", "stage-1", "pretrained/stages")
+    config = replace(told, method=Analytic(maps=maps), base=str(finished(replace(tiny, evaluation=told.evaluation))))
+    folder = experiment.start(config, tmp_path / "r", Progress())
+    last, first = folder.read_weights("task-1").weights, build_network(config, LabelSpace(((),))).weights()
+    kept = {name: tensor for name, tensor in last.items() if name.startswith("pretrained.")}
+    assert kept
+    for name, tensor in kept.items():
+        assert torch.equal(tensor, first[f"encoder.{name.removeprefix('pretrained.')}"]), name
+    model, image = Run(folder.path).model(), torch.randn(1, 3, 32, 32)
+    assert model.head.spec.maps == ("decoder", "stage-1", "pretrained/stage1", "pretrained/stage2")
+    with torch.no_grad():
+        found = named_maps(*model.trunk(image), pretrained=True)
+        before = build_network(config, LabelSpace(((),))).eval()
+        torch.testing.assert_close(found["pretrained/stage1"], before.trunk(image)[2][0])
+        torch.testing.assert_close(found["stage-1"], model.trunk(image)[2][1])
+        torch.testing.assert_close(found["pretrained/encoder"], before.trunk(image)[1])
+    assert not torch.equal(found["stage-1"], found["pretrained/stage-1"])
+    widths = [found[name].shape[1] for name in model.head.spec.maps]
+    assert model.head.features == last["head.weight"].shape[1] == sum(widths)
+    assert model(image).logits_BCHW.shape == (1, 10, 32, 32)
+
+
 def test_another_split_of_the_same_images_gives_the_same_predictions(told, tmp_path, monkeypatch):
     """Every image counts once, at one client or at another, and each client is asked in every round."""
     world = replace(told.world, clients=2, joiners=0, per_round=2)

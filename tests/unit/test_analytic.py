@@ -214,6 +214,8 @@ def test_who_is_asked():
 
 
 def test_fields_are_checked():
+    with pytest.raises(UserError, match="never trained, so its maps are those without `pretrained/`"):
+        Analytic(trunk="pretrained", maps=("pretrained/stage-1",))
     assert find("analytic").collection.trunk_rounds is None
     assert Analytic(trunk="pretrained", trunk_rounds=4).collection.trunk_rounds == 0
     for fields, says in (({"stride": -1}, "method.stride"), ({"shrinkage": 0.0}, "above 0"), ({"maps": ()}, "one map")):

@@ -12,7 +12,7 @@ from worlds import picture, save
 
 import fiss
 from fiss.cli.main import app
-from fiss.data.imports import KINDS, source, writer
+from fiss.data.imports import KINDS, dicom, nifti, source, writer
 from fiss.data.imports.source import Options, to_bytes
 from fiss.errors import UserError
 from fiss.progress import Progress
@@ -252,7 +252,7 @@ def test_tiff_of_many_pages(tmp_path):
     assert masks["a_0000"].tolist() == [[0, 0, 0], [0, 0, 0]]
     assert masks["a_0002"].tolist() == [[1, 1, 1], [1, 1, 1]]
     assert images["a_0002"][..., 0].tolist() == [[133, 144, 155], [166, 177, 188]]  # 255 * 1200 / 2300 = 133
-    reasons = ("not as many pages as its image", "unreadable or truncated")
+    reasons = ("image and mask of different numbers of pages: is one cut short?", "unreadable or truncated")
     assert [Path(made.dropped[why][0]).name for why in reasons] == ["short.tif", "bad.tif"]
     of = [{name[0] for name in names} for names in parts(tmp_path / "to")]
     assert sorted(map(sorted, of)) == [["a"], ["b"]]
@@ -297,7 +297,7 @@ def test_dicom_series(tmp_path):
     assert images["p1_series1_0002"][:, [0, 3], 0].tolist() == [[0, 26], [51, 76]]  # 255 * 100 / 1000 = 25.5
     assert "p3_series4_0000" not in masks
     assert made.dropped["no mask"] == ("p3/series4_0000",)
-    assert [Path(n).name for n in made.dropped["unreadable"]] == ["notes.dcm"]
+    assert [Path(n).name for n in made.dropped["unreadable or truncated"]] == ["notes.dcm"]
     train, val = ({name[:2] for name in names} for names in parts(tmp_path / "to"))
     assert train
     assert val
@@ -320,7 +320,7 @@ def test_dicom_without_a_window_takes_the_one_in_the_file(tmp_path):
         save(root / "masks" / f"q{k}" / "i.png", ids([0, 128], [0, 0]))
     made, _, _, images = imported("dicom", root, tmp_path / "to", **MAP)
     assert images["q1_0000"][..., 0].tolist() == [[255, 191], [127, 0]]  # inverted: high values are dark
-    assert list(made.notes) == ["no patient is named in the files: a series stands for one"]
+    assert list(made.notes) == [dicom.NO_PATIENT]
 
 
 def test_nifti_volumes(tmp_path):
@@ -347,7 +347,8 @@ def test_nifti_volumes(tmp_path):
     assert masks["a_0000_0003"].tolist() == [[0, 1], [0, 0], [255, 0]]
     assert images["a_0000_0003"][..., 0].tolist() == [[0, 255], [0, 0], [0, 0]]
     assert [Path(n).name for n in made.dropped["a mask of another size than its volume"]] == ["c.nii.gz"]
-    assert [Path(n).name for why, ns in made.dropped.items() if why.startswith("unreadable") for n in ns] == ["d.nii"]
+    assert [Path(n).name for n in made.dropped["unreadable or truncated"]] == ["d.nii"]
+    assert list(made.notes) == [nifti.EACH]
     train, val = ({name[0] for name in names} for names in parts(tmp_path / "to"))
     assert sorted([*train, *val]) == ["a", "b"]
     _, _, masks, _ = imported("nifti", root, tmp_path / "front", axis=1, **MAP)

@@ -21,11 +21,11 @@ from worlds import picture
 from fiss import methods
 from fiss.cli import web as command
 from fiss.errors import UserError
+from fiss.runs.tail import CHECKED, Tail
 from fiss.web import control, pictures
 from fiss.web.app import Site, make_app, news
 from fiss.web.metrics import metrics
 from fiss.web.shelf import Shelf
-from fiss.web.tail import CHECKED, Tail
 from fiss.web.watch import Place, WatchedRun
 
 TOKEN = "a-token-that-is-long-enough"
@@ -201,14 +201,21 @@ def test_what_changes_something_needs_more(tmp_path, monkeypatch):
     assert done == []
     answer = steward.post(stop, json=sure, headers=OWN | {"origin": "http://localhost"})
     assert answer.json() == {"answer": "It ends."}
-    assert steward.post(f"/runs/{run.id}/stop-site", json=sure | {"site": "site-001"}, headers=OWN).status_code == 200
+    monkeypatch.setattr(control, "_words", lambda *words: ["sh", "-c", f"echo {words[0]} {words[2]}"])
+    site = sure | {"site": "site-001"}
+    assert steward.post(f"/runs/{run.id}/stop-site", json=site, headers=OWN).json() == {"answer": "stop-site site-001"}
+    monkeypatch.setattr(control, "AT_ONCE", 0.1)
+    monkeypatch.setattr(control, "_words", lambda *words: ["sleep", "2"])  # a round that lasts
+    answer = steward.post(f"/runs/{run.id}/stop-site", json=site, headers=OWN).json()["answer"]
+    assert "after the present round" in answer
+    monkeypatch.setattr(control, "AT_ONCE", 2.0)
     for path, more, words in (
         ("stop-site", {"site": "../x"}, "Unknown site"), ("start", {"rounds": 2}, "2 rounds are finished"),
         ("start", {"rounds": "9"}, "whole numbers"), ("erase", {}, "Unknown action"),
     ):  # fmt: skip
         answer = steward.post(f"/runs/{run.id}/{path}", json=sure | more, headers=OWN)
         assert words in answer.json()["error"]
-    assert done == [("stop", str(own.folder)), ("stop-site", str(own.folder), "site-001")]
+    assert done == [("stop", str(own.folder))]
     monkeypatch.setattr(control, "_words", lambda *words: ["sh", "-c", f"echo {words[0]} {words[3]}; exit 2"])
     with pytest.raises(UserError, match="run 5"):
         control.act(own.folder, "start", sure | {"rounds": 5})
@@ -221,6 +228,10 @@ def test_a_command_of_its_own(monkeypatch):
     assert control._command("stop", "f") == "stop f"
     monkeypatch.setattr(control, "_words", lambda *words: ["sh", "-c", "echo no such thing >&2; exit 2"])
     with pytest.raises(UserError, match="no such thing"):
+        control._command("stop", "f")
+    monkeypatch.setattr(control, "SECONDS", 0.1)
+    monkeypatch.setattr(control, "_words", lambda *words: ["sleep", "2"])
+    with pytest.raises(UserError, match="did not end in"):
         control._command("stop", "f")
 
 

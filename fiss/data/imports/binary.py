@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fiss.data.imports.parts import Parts, group_of
 from fiss.data.imports.source import (
     BadFileError,
     Dropped,
@@ -33,13 +34,13 @@ def read(root: Path, options: Options) -> Source:
     classes = sorted(path.name for path in masks.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise UserError(f"{masks}: expected a folder for each class in it, and there is none.")
-    by_class = [dict(files(masks / name)) for name in classes]
+    by_class, parts = [dict(files(masks / name)) for name in classes], Parts(root)
 
     def items() -> list[Item | Dropped]:
         found: list[Item | Dropped] = []
         for name, image in files(images):
             own = [(i, there[name]) for i, there in enumerate(by_class, 1) if name in there]
-            item = Item(name, name, partial(_pair, image, own, options))
+            item = Item(name, group_of(name, options, name), partial(_pair, image, own, options), parts.of(name))
             found.append(item if own else Dropped(name, "no mask of any class"))
         return found
 

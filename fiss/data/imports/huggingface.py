@@ -23,6 +23,7 @@ from fiss.data.imports.source import (
     as_shown,
     flat,
     library,
+    reading,
     to_bytes,
 )
 from fiss.errors import UserError
@@ -36,6 +37,7 @@ def read(root: Path, options: Options) -> Source:
     library("pyarrow", "huggingface")
     tables = [(path, _part(path, root)) for path in sorted([*root.rglob("*.arrow"), *root.rglob("*.parquet")])]
     tables = [(path, part) for path, part in tables if not path.name.startswith("cache-")]
+    tables = [(path, part) for path, part in tables if path.is_file()]
     if not tables:
         raise UserError(f"{root}: no .arrow or .parquet files in it.")
     values = Values.of(options) if options.map or options.classes else _own_names(root, options)
@@ -43,9 +45,8 @@ def read(root: Path, options: Options) -> Source:
 
 
 def _part(path: Path, root: Path) -> str:
-    inside = path.relative_to(root)
-    word = (inside.parts[-2] if path.suffix == ".arrow" and len(inside.parts) > 1 else path.stem).lower()
-    return "val" if word.startswith(("val", "test")) else "train" if word.startswith("train") else ""
+    words = [word.lower() for word in reversed(path.relative_to(root).parts)]
+    return next((part for word in words for part in ("train", "val", "test") if word.startswith(part)), "")
 
 
 def _own_names(root: Path, options: Options) -> Values:
@@ -66,7 +67,8 @@ def _items(tables: list[tuple[Path, str]], root: Path, values: Values, options: 
     def row(path: Path, block: int, i: int, columns: tuple[str, str]) -> Pair:
         if (path, block) not in kept:
             kept.clear()  # one block at a time
-            kept[path, block] = Blocks(path).get(block, columns)
+            with reading(path):
+                kept[path, block] = Blocks(path).get(block, columns)
         record = kept[path, block]
         name = f"{path.relative_to(root)} row {i} of block {block}"
         image, mask = (_opened(record.column(c)[i].as_py(), root, f"{name}, {c}") for c in columns)
@@ -77,12 +79,13 @@ def _items(tables: list[tuple[Path, str]], root: Path, values: Values, options: 
 
     for path, part in tables:
         try:
-            blocks = Blocks(path)
-        except Exception as error:  # a file that nobody can read raises whatever it likes
-            yield Dropped(str(path), f"unreadable ({type(error).__name__})")
+            with reading(path):
+                blocks = Blocks(path)
+        except BadFileError as bad:
+            yield Dropped(bad.name, bad.reason)
             continue
-        columns = _columns(blocks.names, options, path)
         starts = [0, *accumulate(blocks.sizes)]
+        columns = _columns(blocks.names, options, path) if starts[-1] else ("", "")
         name = path.relative_to(root).with_suffix("").as_posix()
         for k in range(0, starts[-1], options.every):
             block = bisect_right(starts, k) - 1

@@ -1,11 +1,16 @@
-"""NIfTI volumes as 2-D slices: images/ and masks/ (or imagesTr/ and labelsTr/), one file for each patient."""
+"""NIfTI volumes as 2-D slices: images/ and masks/ (or imagesTr/ and labelsTr/), split by patient.
 
-from collections.abc import Iterator
+The files themselves name nobody, so a patient is what --group says, else a number in the name (sub-01, patient001),
+else the folder, else the file.
+"""
+
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fiss.data.imports.parts import Parts, group_of
 from fiss.data.imports.source import (
     Array,
     BadFileError,
@@ -17,12 +22,14 @@ from fiss.data.imports.source import (
     files,
     folders,
     library,
+    reading,
     to_bytes,
     whole,
 )
 from fiss.data.imports.volumes import Last, Volume, slices
 
 ENDINGS = (".nii", ".nii.gz")
+EACH = "each volume stands for a patient of its own; if some have several, --group says what in their names tells them"
 
 
 def read(root: Path, options: Options) -> Source:
@@ -31,29 +38,39 @@ def read(root: Path, options: Options) -> Source:
     usual = ("imagesTr", "labelsTr") if (root / "imagesTr").is_dir() else ("images", "masks")
     images, masks = folders(root, options, *usual)
     values = Values.of(options)
-    return Source(values.classes, _items(images, masks, values, options), parallel=False)
+    found = [(name, path, name.removesuffix("_0000")) for name, path in files(images, ENDINGS)]
+    patients = {case: group_of(case, options, _folder(case) or case) for _, _, case in found}
+    notes = () if len(set(patients.values())) < len(patients) or options.group else (EACH,)
+    volumes = [(name, path, case, patients[case]) for name, path, case in found]
+    return Source(values.classes, _items(volumes, masks, values, options, Parts(root)), False, notes)
 
 
-def _items(images: Path, masks: Path, values: Values, options: Options) -> Iterator[Item | Dropped]:
+def _folder(case: str) -> str:
+    return case.rpartition("/")[0]
+
+
+def _items(
+    volumes: Sequence[tuple[str, Path, str, str]], masks: Path, values: Values, options: Options, parts: Parts
+) -> Iterator[Item | Dropped]:
     import nibabel
 
     last, by_name = Last(), dict(files(masks, ENDINGS))
-    for name, image in files(images, ENDINGS):
-        patient = name.removesuffix("_0000")
-        mask = by_name.get(name) or by_name.get(patient)
+    for name, image, case, patient in volumes:
+        mask = by_name.get(name) or by_name.get(case)
         if mask is None:
             yield Dropped(name, "no mask")
             continue
         try:
-            shape = nibabel.as_closest_canonical(nibabel.load(image)).shape
-        except Exception as error:  # a file that nobody can read raises whatever it likes
-            yield Dropped(str(image), f"unreadable ({type(error).__name__})")
+            with reading(image):
+                shape = nibabel.as_closest_canonical(nibabel.load(image)).shape
+        except BadFileError as bad:
+            yield Dropped(bad.name, bad.reason)
             continue
         if len(shape) != 3:
             yield Dropped(str(image), "not a volume of three axes")
             continue
         load = partial(_load, image, mask, values, options)
-        yield from slices(name, patient, shape, options.axis, options.every, load, last)
+        yield from slices(name, patient, parts.of(case), shape, options.axis, options.every, load, last)
 
 
 def _load(image: Path, mask: Path, values: Values, options: Options) -> Volume:
@@ -70,12 +87,10 @@ def _opened(path: Path) -> tuple[Array, tuple[float, float, float], Array]:
     """Values (X, Y, Z), x to the left and y to the back as in DICOM; spacing; and where it lies."""
     import nibabel
 
-    try:
+    with reading(path):
         file = nibabel.as_closest_canonical(nibabel.load(path))
         values = np.asanyarray(file.dataobj)
-    except Exception as error:  # a file that nobody can read raises whatever it likes
-        raise BadFileError(path, "unreadable or truncated", type(error).__name__) from error
-    if values.ndim != 3:
-        raise BadFileError(path, "not a volume of three axes")
+    if values.ndim != 3 or values.dtype.kind not in "uifb":
+        raise BadFileError(path, "not a volume of three axes with one number in each place")
     x, y, z = (float(step) for step in file.header.get_zooms()[:3])
     return values[::-1, ::-1], (x, y, z), np.asarray(file.affine)

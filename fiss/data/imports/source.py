@@ -3,7 +3,7 @@
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,17 @@ class BadFileError(Exception):
         self.name, self.reason = str(name), reason
 
 
+@contextmanager
+def reading(name: str | Path) -> Iterator[None]:
+    """A library that meets a file it cannot read raises whatever it likes: it becomes an error that names the file."""
+    try:
+        yield
+    except (BadFileError, UserError):
+        raise
+    except Exception as error:
+        raise BadFileError(name, "unreadable or truncated", f"{type(error).__name__}: {error}".strip(": ")) from error
+
+
 @dataclass(frozen=True)
 class Pair:
     """An image and its mask of class ids."""
@@ -52,7 +63,7 @@ class Item:
     read: Callable[[], Pair]
     """Raises `BadFileError`."""
     part: str = ""
-    """train or val, where the source says so."""
+    """train, val or test, where the source says so."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,8 @@ class Options:
     """IMAGE,MASK: columns of a Hugging Face data set."""
     ids: str = "train"
     """Of Cityscapes: train, the 19 classes, or all."""
+    group: str = ""
+    """Regular expression: images in whose names it finds the same text stay in one part."""
     validation: float | None = None
     """Share of the groups for validation; None: the source's own parts, else 0.2."""
 
@@ -106,6 +119,10 @@ class Options:
             raise UserError(f"axis = {self.axis}: must be 0, 1 or 2.")
         if self.validation is not None and not 0 < self.validation < 1:
             raise UserError(f"validation = {self.validation}: must be between 0 and 1.")
+        try:
+            re.compile(self.group)
+        except re.error as error:
+            raise UserError(f"--group {self.group}: no regular expression ({error}).") from error
         window_of(self)
 
     def stated(self) -> dict[str, Any]:

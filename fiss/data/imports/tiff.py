@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fiss.data.imports.parts import Parts, group_of
 from fiss.data.imports.source import (
     Array,
     BadFileError,
@@ -19,6 +20,7 @@ from fiss.data.imports.source import (
     folders,
     library,
     pairs,
+    reading,
     to_bytes,
 )
 
@@ -33,54 +35,56 @@ def read(root: Path, options: Options) -> Source:
 
 
 def _items(root: Path, values: Values, options: Options) -> Iterator[Item | Dropped]:
-    kept: dict[Path, Array] = {}
-
-    def stack(path: Path) -> Array:
-        if path not in kept:
-            kept.clear()  # one file at a time
-            kept[path] = to_bytes(np.stack([_page(path, k) for k in range(_pages(path))]), options)
-        return kept[path]
+    kept: dict[Path, tuple[Array, Array]] = {}
 
     def pair(image: Path, mask: Path, page: int) -> Pair:
-        labels = values.ids(flat(_page(mask, page), mask), mask)
-        return Pair(stack(image)[page], labels)
+        if image not in kept:
+            kept.clear()  # one file at a time
+            kept[image] = to_bytes(_pages(image), options), _pages(mask)
+        pictures, labels = kept[image]
+        return Pair(pictures[page], values.ids(flat(labels[page], mask), mask))
 
+    parts = Parts(root)
     for name, image, mask in pairs(*folders(root, options), ENDINGS):
         if mask is None:
             yield Dropped(name, "no mask")
             continue
         try:
-            pages, others = _pages(image), _pages(mask)
+            pages, others = _shape(image)[0], _shape(mask)[0]
         except BadFileError as bad:
             yield Dropped(bad.name, bad.reason)
             continue
         if pages != others:
-            yield Dropped(str(mask), "not as many pages as its image")
+            yield Dropped(f"{image} and {mask}", "image and mask of different numbers of pages: is one cut short?")
             continue
         for page in range(0, pages, options.every):
-            yield Item(f"{name}_{page:04d}", name, partial(pair, image, mask, page))
+            item = partial(pair, image, mask, page)
+            yield Item(f"{name}_{page:04d}", group_of(name, options, name), item, parts.of(name))
 
 
-def _pages(path: Path) -> int:
+def _shape(path: Path) -> tuple[int, ...]:
+    """Pages, rows, columns, and colours where there are three."""
     import tifffile
 
-    try:
-        with tifffile.TiffFile(path) as file:
-            count = len(file.pages)
-    except Exception as error:  # a file that nobody can read raises whatever it likes
-        raise BadFileError(path, "unreadable or truncated", type(error).__name__) from error
-    if not count:
-        raise BadFileError(path, "unreadable or truncated", "no pages")
-    return count
+    with reading(path), tifffile.TiffFile(path) as file:
+        if not file.pages:
+            raise BadFileError(path, "unreadable or truncated", "no pages")
+        if len({(one.axes, one.shape, one.dtype) for one in file.series}) > 1:
+            raise BadFileError(path, "pages of different sizes or kinds")
+        series = file.series[0]
+        sides = dict(zip(series.axes, series.shape, strict=True))
+        colours, rows, columns = sides.pop("S", 1), sides.pop("Y"), sides.pop("X")
+        if colours not in (1, 3) or sides.pop("C", 1) != 1 or series.dtype is None or series.dtype.kind not in "uifb":
+            raise BadFileError(path, "pages that are neither grey nor of three colours")
+        if colours == 3 and not series.axes.endswith("S"):
+            raise BadFileError(path, "colours that are stored one after another")
+        pages = len(file.series) * int(np.prod([1, *sides.values()]))
+        return pages, rows, columns, *([3] if colours == 3 else [])
 
 
-def _page(path: Path, page: int) -> Array:
+def _pages(path: Path) -> Array:
     import tifffile
 
-    try:
-        found = np.asarray(tifffile.imread(path, key=page))
-    except Exception as error:  # a file that nobody can read raises whatever it likes
-        raise BadFileError(path, "unreadable or truncated", type(error).__name__) from error
-    if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[-1] != 3):
-        raise BadFileError(path, "pages that are neither grey nor of three colours")
-    return found
+    shape = _shape(path)
+    with reading(path), tifffile.TiffFile(path) as file:
+        return np.stack([one.asarray() for one in file.series]).reshape(shape)

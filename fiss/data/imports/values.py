@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from fiss.data.imports.parts import Parts, group_of
 from fiss.data.imports.source import (
     Array,
     Dropped,
@@ -33,8 +34,9 @@ def items(
     def pair(image: Path, mask: Path) -> Pair:
         return Pair(image_of(image, options), mask_of(mask))
 
+    parts = Parts(root)
     for name, image, mask in pairs(*folders(root, options)):
         if mask is None:
             yield Dropped(name, "no mask")
         else:
-            yield Item(name, group(name), partial(pair, image, mask))
+            yield Item(name, group_of(name, options, group(name)), partial(pair, image, mask), parts.of(name))

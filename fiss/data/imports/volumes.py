@@ -47,11 +47,18 @@ class Last:
 
 
 def slices(
-    name: str, group: str, shape: tuple[int, int, int], axis: int, every: int, load: Callable[[], Volume], last: Last
+    name: str,
+    group: str,
+    part: str,
+    shape: tuple[int, int, int],
+    axis: int,
+    every: int,
+    load: Callable[[], Volume],
+    last: Last,
 ) -> Iterator[Item]:
     """Its slices as items, every n-th of them."""
     for k in range(0, shape[axis], every):
-        yield Item(f"{name}_{k:04d}", group, partial(_slice, name, axis, k, load, last))
+        yield Item(f"{name}_{k:04d}", group, partial(_slice, name, axis, k, load, last), part)
 
 
 def _slice(name: str, axis: int, k: int, load: Callable[[], Volume], last: Last) -> Pair:

@@ -12,7 +12,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ import numpy as np
 from PIL import Image
 
 from fiss.data.dataset import shortened
-from fiss.data.imports.source import BadFileError, Dropped, Item, Source
+from fiss.data.imports.source import BadFileError, Dropped, Item, Source, reading
 from fiss.data.reading import RGB
 from fiss.errors import UserError, writing
 from fiss.progress import Progress
 
 SHARE = 0.2
 """Of the groups, for validation, where neither the source nor the user says."""
+BOTH = "in the source's validation part, and others of the same patient, video or file in its training part"
+ONE_GROUP = "all images are of one patient, video or file: the last of them are for validation, so scores are too good"
 AHEAD = 64
 """Images that wait to be read, at most."""
 Line = dict[str, Any]
@@ -67,6 +69,9 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
     if not listed:
         raise UserError(f"{about['source']}: no image was found that could be imported.")
     items = _of_different_names(items, dropped)
+    notes: dict[str, list[str]] = {text: [] for text in source.notes}
+    if validation is None:
+        items = _as_the_source_has_it(items, dropped, notes)
     part = _begin(dest, about)
     done = _journal(part / "import.jsonl")
     progress.start(f"importing {about['kind']}", len(items))
@@ -79,14 +84,14 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
             dropped[bad.reason][bad.name] = None
             progress.notice(str(bad))
     progress.finish()
-    if not done:
+    if len(done) < 2:  # one for training and one for validation
         shutil.rmtree(part)
         reasons = "; ".join(f"{reason}: {shortened(list(names), 3)}" for reason, names in dropped.items())
-        raise UserError(f"Nothing could be imported, and nothing was written. {reasons}.")
+        some = "Only one image" if done else "Nothing"
+        raise UserError(f"{some} could be imported, and nothing was written. {reasons}.".replace(" .", ""))
     lines = [done[file_name(item.name)] for item in items if file_name(item.name) in done]
     groups = {file_name(item.name): hashlib.sha256(item.group.encode()).hexdigest() for item in items}
-    parts = _parts(lines, groups, validation)
-    notes: dict[str, list[str]] = {text: [] for text in source.notes}
+    parts = _parts(lines, groups, validation, notes)
     for line in lines:
         for text in line["notes"]:
             notes.setdefault(text, []).append(line["name"])
@@ -113,6 +118,23 @@ def write(source: Source, about: Line, dest: Path, validation: float | None, pro
 def file_name(name: str) -> str:
     """A name as a file may have it: nothing that leads elsewhere, and no dots."""
     return re.sub(r"[^\w-]+", "_", name).strip("_-") or "_"
+
+
+def _as_the_source_has_it(
+    items: Sequence[Item], dropped: dict[str, dict[str, None]], notes: dict[str, list[str]]
+) -> list[Item]:
+    """Without what is in neither part; a test part is for validation where there is no other, and left out else."""
+    own = {item.part for item in items}
+    if "train" not in own or not own & {"val", "test"}:
+        return [replace(item, part="") for item in items]
+    if "val" not in own:
+        notes["the source has no validation part: its test part is for validation"] = []
+        items = [replace(item, part=item.part.replace("test", "val")) for item in items]
+    for item in items:
+        if item.part not in ("train", "val"):
+            reason = "of the test part" if item.part else "in neither part of the source"
+            dropped[f"{reason} (--validation SHARE makes new parts of all)"][item.name] = None
+    return [item for item in items if item.part in ("train", "val")]
 
 
 def _begin(dest: Path, about: Line) -> Path:
@@ -174,7 +196,8 @@ def _written(part: Path, items: Sequence[Item], parallel: bool) -> Iterator[tupl
 
 
 def _write_pair(part: Path, name: str, item: Item) -> tuple[str, ...]:
-    pair = item.read()
+    with reading(item.name):
+        pair = item.read()
     image, mask = pair.image, pair.mask
     try:
         size = (RGB.read(image) if isinstance(image, Path) else image).shape[:2]
@@ -198,7 +221,9 @@ def _write_pair(part: Path, name: str, item: Item) -> tuple[str, ...]:
     return pair.notes
 
 
-def _parts(lines: Sequence[Line], groups: dict[str, str], validation: float | None) -> dict[str, list[str]]:
+def _parts(
+    lines: Sequence[Line], groups: dict[str, str], validation: float | None, notes: dict[str, list[str]]
+) -> dict[str, list[str]]:
     """Which images are for training and for validation: as the source has it, else by a digest of their groups, which
     may be patients and are written nowhere."""
     own = {line["part"] for line in lines}
@@ -206,12 +231,20 @@ def _parts(lines: Sequence[Line], groups: dict[str, str], validation: float | No
     if validation is None and own == {"train", "val"}:
         for line in lines:
             parts[line["part"]].append(line["name"])
+        both = set.intersection(*({groups[name] for name in names} for names in parts.values()))
+        if shared := [name for name in parts["val"] if groups[name] in both]:
+            notes[BOTH] = shared
         return parts
     share = SHARE if validation is None else validation
     ranked = sorted({groups[line["name"]] for line in lines})
+    if len(ranked) == 1:
+        names = [line["name"] for line in lines]
+        last = min(max(1, round(share * len(names))), len(names) - 1)
+        notes[ONE_GROUP] = names[-last:]
+        return {"train": names[:-last], "val": names[-last:]}
     held_out = {group for group in ranked if int(group, 16) < share * 2**256}
-    if len(ranked) > 1:  # neither part may be empty
-        held_out = (held_out or {ranked[0]}) - ({ranked[-1]} if len(held_out) == len(ranked) else set())
+    # neither part may be empty
+    held_out = (held_out or {ranked[0]}) - ({ranked[-1]} if len(held_out) == len(ranked) else set())
     for line in lines:
         parts["val" if groups[line["name"]] in held_out else "train"].append(line["name"])
     return parts

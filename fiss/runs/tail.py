@@ -19,24 +19,35 @@ class Tail:
         """From the first line on."""
         self.place, self.last = 0, b""
 
-    def lines(self) -> tuple[bool, list[bytes]]:
-        """Whether the log began anew since the last look, and its new lines that are whole."""
+    def skip(self, end: int) -> None:
+        """What lies before that byte is known."""
+        self.begin()
+        if end and self.path.is_file():
+            with self.path.open("rb") as file:
+                file.seek(max(0, end - CHECKED))
+                self.last = file.read(min(end, CHECKED))
+            self.place = end
+
+    def lines(self, end: int | None = None) -> tuple[bool, list[bytes]]:
+        """Whether the log began anew since the last look, and its new lines that are whole; with `end` only those
+        before that byte."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
             size = 0
+        size = size if end is None else min(size, end)
         if size == self.place:
             return False, []
         anew = size < self.place
         if not anew:
             with self.path.open("rb") as file:
                 file.seek(self.place - len(self.last))
-                found = file.read()
+                found = file.read(size - self.place + len(self.last) if end is not None else -1)
             self.read += len(found)
             anew = not found.startswith(self.last)
         if anew:
             self.begin()
-            return True, self.lines()[1]
+            return True, self.lines(end)[1]
         new = found[len(self.last) :]
         whole = new[: new.rfind(b"\n") + 1]
         self.place += len(whole)
