@@ -1,17 +1,20 @@
-"""How often the monitor `features` fires: python docs/results/level.py FOLDER VOC WEIGHTS [--only ROWS] [--device D]
+"""How often the monitor `features` fires: rows of level.json, from which `make.py` makes level.md.
 
-A table, in Markdown, of false alarms and of what is seen, by the images of a folder before and after, the share of the
-latter that show new classes, network and data. FOLDER keeps the features, which take longest; VOC is the data set's
-folder, WEIGHTS an ImageNet ResNet-50. ROWS are some of shapes-untrained, shapes-pretrained, voc-untrained, voc-
-pretrained and lognormal; --device cuda:0 takes the features of VOC in a minute. In brackets: the rule before, Welch's
-test with Bonferroni's correction, on the same features.
+python docs/results/level.py FOLDER VOC WEIGHTS [--only ROWS] [--device cuda:0] [--add docs/results/level.json]
+
+False alarms and what is seen, by the images of a folder before and after, the share of the latter that show new
+classes, network and data; beside each the rule before, Welch's test with Bonferroni's correction, on the same features.
+FOLDER keeps the features, which take longest; VOC is the data set's folder, WEIGHTS an ImageNet ResNet-50. ROWS are
+some of shapes-untrained, shapes-pretrained, voc-untrained, voc-pretrained and lognormal.
 
 Folders are drawn from 540 images that show old classes and 280 others that show new ones (shapes: 1 to 6 and 7 to 9,
 96 px; VOC: 1 to 5 and 6 to 10, 256 px); labelled are the old ones in the former and the new ones in the latter.
 """
 
 import argparse
+import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -82,8 +85,8 @@ def welch(old: Rows, new: Rows) -> float:
     return min(1.0, len(t) * math.erfc(float(normal.max()) / math.sqrt(2)))
 
 
-def fired(known: Rows, unknown: Rows, sizes: tuple[int, int], share: float, times: int) -> str:
-    """The share of so many pairs of folders in which it fires, and in brackets the rule before."""
+def fired(known: Rows, unknown: Rows, sizes: tuple[int, int], share: float, times: int) -> list[float]:
+    """The share of so many pairs of folders in which it fires, and in which the rule before does."""
     found = np.zeros(2)
     for number in range(times):
         draws = np.random.default_rng(address(0, "level", *sizes, str(share), number))
@@ -94,26 +97,33 @@ def fired(known: Rows, unknown: Rows, sizes: tuple[int, int], share: float, time
             np.concatenate([same[sizes[0] :], unknown[draws.permutation(len(unknown))[:count]]]),
         )
         found += compare(remembered(before), after, LEVEL, draws)[0] <= LEVEL, welch(before, after) <= LEVEL
-    now, then = found / times
-    return f"{now:.2f} ({then:.2f})" if share else f"{now:.3f} ({then:.3f})"
+    return [round(float(part), 2 if share else 3) for part in found / times]
+
+
+def add(path: Path, row: dict[str, object]) -> None:
+    """Write a row into the record, in place of one of the same data and sizes."""
+    record = json.loads(path.read_text())
+    rows = {(one["data"], one["before"], one["after"]): one for one in record["rows"]}
+    rows[row["data"], row["before"], row["after"]] = row
+    text = json.dumps(record | {"rows": list(rows.values())}, indent=1)
+    path.write_text(re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text) + "\n")
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("voc")
     parser.add_argument("weights")
     parser.add_argument("--only", nargs="+", help="some of the rows")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--add", type=Path, metavar="level.json", help="the record to write the rows into")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = {
         f"{d}-{n}": (d, w) for d in ("shapes", "voc") for n, w in (("untrained", ""), ("pretrained", given.weights))
     }
     rows["lognormal"] = ("lognormal", "")
-    print("| data, network | before, after | nothing new |", " | ".join(f"{s:.0%} new" for s in SHARES if s), "|")
-    print("| --- " * (2 + len(SHARES)) + "|")
     for name in given.only or rows:
         data, network = rows[name]
         kept = given.folder / f"{name}.npz"
@@ -124,9 +134,12 @@ def main() -> None:
                 np.savez(kept, *measure(data, given.voc, network, given.device))
             with np.load(kept) as features_of:
                 known, unknown = features_of["arr_0"], features_of["arr_1"]
-        for sizes in SIZES:
-            cells = (fired(known, unknown, sizes, share, times) for share, times in SHARES.items())
-            print(f"| {name.replace('-', ', ')} | {sizes[0]}, {sizes[1]} |", " | ".join(cells), "|", flush=True)
+        for before, after in SIZES:
+            row = {"data": name.replace("-", ", "), "before": before, "after": after}
+            row["fired"] = [fired(known, unknown, (before, after), share, times) for share, times in SHARES.items()]
+            print(json.dumps(row), flush=True)
+            if given.add is not None:
+                add(given.add, row)
 
 
 if __name__ == "__main__":
