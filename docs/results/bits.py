@@ -4,7 +4,8 @@ python docs/results/bits.py BEFORE AFTER OUT [--jobs N] [--only told-finetune to
 
 BEFORE and AFTER are folders with the package `fiss` of one state each, such as `git worktree add BEFORE 94513fb` makes.
 shapes, tiny, three tasks: finetune, fbl, mib, plop and rcil with tasks announced and discovered, in one process, and
-fbl and rcil with two rounds a task on FLARE's simulator. Writes the run folders to OUT, prints a table.
+fbl and rcil with two rounds a task on FLARE's simulator. Writes the run folders to OUT, prints a table. Give the command
+again to go on. A real federation has its own test: it gives what the same sites give in one process.
 
 The losses of FBL were changed on purpose after 6f47ea4: where gradients are added up, when thresholds are made and how
 equal entropies are taken, how a collapsed class is pulled back. So fbl differs from states before that, and plop where
@@ -14,10 +15,11 @@ its thresholds do; the others are to be the same.
 import argparse
 import hashlib
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from before_after import fiss
+from before_after import finished, fiss
 from safetensors.numpy import load_file
 
 METHODS = ("finetune", "fbl", "mib", "plop", "rcil")
@@ -70,8 +72,10 @@ def main() -> None:
 
     def play(name: str, state: str) -> dict[str, str]:
         folder, tree = out / f"{name}-{state}", given.before if state == "before" else given.after
-        if not folder.exists() and not fiss(tree, [*runs()[name], "--out", str(folder)], folder.with_suffix(".log")):
-            return {}
+        if not finished(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not fiss(tree, [*runs()[name], "--out", str(folder)], folder.with_suffix(".log")):
+                return {}
         return digests(folder)
 
     with ThreadPoolExecutor(given.jobs) as pool:
