@@ -4,8 +4,8 @@ python docs/results/bits.py BEFORE AFTER OUT [--jobs N] [--only told-finetune to
 
 BEFORE and AFTER are folders with the package `fiss` of one state each, such as `git worktree add BEFORE 94513fb` makes.
 shapes, tiny, three tasks: finetune, fbl, mib, plop and rcil with tasks announced and discovered, in one process, and
-fbl and rcil with two rounds a task on FLARE's simulator. Writes the run folders to OUT, prints a table. Give the command
-again to go on. A real federation has its own test: it gives what the same sites give in one process.
+fbl and rcil with two rounds a task on FLARE's simulator. Writes the run folders to OUT, prints a table.
+Give the command again to go on. A real federation has its own test: it gives what the same sites give in one process.
 
 The losses of FBL were changed on purpose after 6f47ea4: where gradients are added up, when thresholds are made and how
 equal entropies are taken, how a collapsed class is pulled back. So fbl differs from states before that, and plop where

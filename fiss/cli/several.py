@@ -25,6 +25,10 @@ def start(
     weights: Annotated[
         str, typer.Option(help="Pretrained weights: a .safetensors file, or a name that the hub knows, as imagenet.")
     ] = "",
+    window: Annotated[
+        str, typer.Option(help="data.window, for images beyond 8 bits: low,high. Default: percentiles, if needed.")
+    ] = "",
+    channels: Annotated[int, typer.Option(min=0, help="model.channels. Default: those of the images.")] = 0,
 ) -> None:
     """Look at your images and at this machine, and propose a first run, with reasons."""
     from fiss.cli.tables import closing, proposal_lines
@@ -38,7 +42,7 @@ def start(
             f"{out} is there already and is not written over: --out names another, `fiss run {out}` runs it."
         )
     with shown(True) as display:
-        made = fiss.propose(folder, minutes, weights, display)
+        made = fiss.propose(folder, minutes, weights, display, window, channels)
     write_atomically(out, to_toml(made.config, made.reasons).encode())
     show(*proposal_lines(made, out, run))
     if run:

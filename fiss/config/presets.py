@@ -7,9 +7,9 @@ from typing import Any
 
 from fiss import methods
 from fiss.config.config import Config, method_for, parse_settings, read_toml, with_settings
-from fiss.data.sources import DataSpec
+from fiss.data.sources import DataSpec, open_dataset, recognise
 from fiss.data.transforms import AugmentSpec
-from fiss.errors import unknown
+from fiss.errors import UserError, unknown
 from fiss.federation.spec import TaskSpec, WorldSpec
 from fiss.methods.base import Method
 from fiss.models.segmenter import ModelSpec
@@ -201,6 +201,9 @@ def choose(
     if isinstance(what, Config):
         config = what
     else:
+        if Path(what).is_dir() and str(what) not in PRESETS:
+            open_dataset(recognise(Path(what)))  # says what to do about data of another kind
+            raise UserError(f"{what} is a folder and no preset. `fiss start {what}` proposes a run with it.")
         config = read_toml(Path(what)) if str(what).endswith(".toml") else preset(str(what))
     if isinstance(method, Method):
         config, method = config.replace(method=method), ""

@@ -15,13 +15,15 @@ import torch
 from fiss.config.config import Config
 from fiss.config.presets import folder_small
 from fiss.data.cache import free_bytes
-from fiss.data.dataset import Split, shortened
+from fiss.data.dataset import Dataset, FileSplit, Split, shortened
 from fiss.data.index import DataCheck, inspect
+from fiss.data.reading import FileError, Reading
 from fiss.data.sources import open_dataset, recognise
 from fiss.errors import UserError
 from fiss.labels import IGNORE, TaskStream
 from fiss.methods.finetune import Finetune
 from fiss.models.encoders import recognise_encoder
+from fiss.models.segmenter import check_weights
 from fiss.progress import Progress
 from fiss.training.speed import Speed, measure
 
@@ -29,6 +31,8 @@ SIDES = (64, 96, 128, 160, 192, 224, 256, 320, 384)
 PASSES = 12
 """Passes over the images of the first task that a network from random weights should have before its crops grow."""
 MOST_PASSES = 32
+SIDED = 40
+"""Masks that are looked at for classes that lie on one side."""
 OVERHEAD = 30.0
 """Seconds for starting, the validation images' first reading, and the report."""
 
@@ -76,7 +80,12 @@ class Proposal:
 
 
 def propose(
-    path: str | Path, minutes: float = 4.0, weights: str | Path = "", progress: Progress | None = None
+    path: str | Path,
+    minutes: float = 4.0,
+    weights: str | Path = "",
+    progress: Progress | None = None,
+    window: str = "",
+    channels: int = 0,
 ) -> Proposal:
     """Look at a data set and at this machine, and propose a first run.
 
@@ -85,6 +94,8 @@ def propose(
         minutes: How long the run may take.
         weights: A file of pretrained weights (.safetensors), or a name that the hub knows, such as imagenet.
         progress: Hears how the data set is read.
+        window: data.window, for images beyond 8 bits; empty: percentiles where the first image has more.
+        channels: model.channels; 0: as many as the first image has.
 
     Returns:
         A config with a reason for every choice, and how long it takes, from a few timed steps.
@@ -93,13 +104,22 @@ def propose(
         >>> fiss.run(fiss.propose("/data/mine").config)
     """
     root = Path(path).expanduser()
-    found = inspect(open_dataset(recognise(root)), progress)
+    base = folder_small()
+    model = replace(base.model, weights=str(weights) or "none")
+    check_weights(model)  # before anything that takes time
+    if model.weights.endswith(".safetensors"):
+        recognise_encoder(Path(weights).expanduser())
+    reasons: dict[str, str] = {}
+    dataset = open_dataset(recognise(root))
+    how = _reading(dataset, Reading(window, channels or 3), reasons)
+    found = inspect(dataset.read_as(how), progress)
     for notice in (*found.notices, *map(str, found.suspicions)):
         (progress or Progress()).notice(notice)
     if found.problems:
         raise UserError(f"{root} has {len(found.problems)} problem(s): `fiss data check {root}` lists them.")
-    machine, reasons = Machine.here(), dict[str, str]()
-    config = replace(folder_small(), name=root.resolve().name or "start", data=recognise(root))
+    machine = Machine.here()
+    data = replace(recognise(root), window=how.window)
+    config = replace(base, name=root.resolve().name or "start", data=data).replace(model={"channels": how.channels})
     config = _network(_tasks(config, found, reasons), str(weights), reasons)
     first, later = _images(config, found)
     config = _sites(config, first, reasons)
@@ -114,6 +134,35 @@ def propose(
     config = _within(config, found, speed, first, minutes * 60, reasons)
     seconds = _expected(config, found, speed, side, first, later)
     return Proposal(config, reasons, seconds, str(machine))
+
+
+def _reading(dataset: Dataset, how: Reading, reasons: dict[str, str]) -> Reading:
+    """How the images are to be read, by the first one: an 8-bit RGB or grey image as it is."""
+    if not isinstance(dataset.train, FileSplit) or not dataset.train.stems:
+        return how
+    given, first = how, dataset.train.images[0]
+    for _ in range(4):  # beyond 8 bits, and of other channels than three
+        try:
+            image = how.read(first)
+            break
+        except FileError as error:
+            kind = error.problems[0].kind
+        if kind.startswith("16-bit") and not how.window:
+            how = replace(how, window="1%,99%")
+        elif how.channels and ("channels instead of" in kind or kind.startswith("unreadable")):
+            how = replace(how, channels=0)
+        else:
+            return given  # the check says what is wrong
+    if not how.channels:
+        how = replace(how, channels=image.shape[-1] if image.shape[-1] > 1 else 3)
+    if how.window != given.window:
+        reasons["data.window"] = (
+            "images have more than 8 bits, so each is stretched between its own percentiles; where values are "
+            "measured, as in CT, a range is better: --window LOW,HIGH"
+        )
+    if how.channels != given.channels:
+        reasons["model.channels"] = "so many are in the images"
+    return how
 
 
 def _tasks(config: Config, found: DataCheck, reasons: dict[str, str]) -> Config:
@@ -233,10 +282,10 @@ def _expected(config: Config, found: DataCheck, speed: Speed, measured: int, fir
     return OVERHEAD + larger * work + (trained + drawn * (first + later) + scored) * speed.read
 
 
-def _sided(split: Split, classes: tuple[str, ...], most: int = 40) -> list[str]:
+def _sided(split: Split, classes: tuple[str, ...]) -> list[str]:
     """Classes whose pixels lie in the same half of nearly every image, if they are a quarter of all classes or more."""
     sides: dict[int, list[bool]] = {}
-    for i in range(0, len(split.stems), max(1, len(split.stems) // most)):
+    for i in range(0, len(split.stems), -(-len(split.stems) // SIDED) or 1):
         mask = split.read(i)[1]
         left, right = (np.bincount(half.ravel(), minlength=256) for half in np.array_split(mask, 2, axis=1))
         for id_ in np.nonzero(left + right)[0]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiss.data.dataset import Dataset, Split, shortened
+from fiss.data.mending import Mending
 from fiss.data.reading import Problem
 from fiss.data.summary import JPEG, ONE_BIT, WIDE, SplitSummary, alike
 from fiss.labels import IGNORE
@@ -25,7 +26,6 @@ FEW = 5
 """Fewer training images than that are too few to learn a class from."""
 NO_CLASS = ("void", "unlabelled", "unlabeled", "unknown", "ignore", "ignored", "don't care")
 SIDES = ("top", "bottom", "left", "right")
-MEND = "fiss data import values SOURCE DEST --map"
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,15 @@ def one_task(where: str, classes: Sequence[str]) -> str:
     )
 
 
-def unlabelled(dataset: Dataset, summary: SplitSummary) -> Problem | None:
+def unlabelled(dataset: Dataset, summary: SplitSummary, mending: Mending) -> Problem | None:
     """No mask of the training images shows a class, so that there is nothing to learn."""
     if not summary.images.any() or summary.images[1 : len(dataset.classes) + 1].any():
         return None
     found = [int(i) for i in np.nonzero(summary.images)[0]]
     ignored = f": 255 is ignored, so {shortened(dataset.classes, NAMED)} is in none" if IGNORE in found else ""
     detail = f" {' and '.join(map(str, found))}{ignored}"
-    return Problem("train", "all masks hold only", detail, f"if 255 is a class: `{MEND} 255={dataset.classes[0]}`")
-
-
-def strange_ids(classes: Sequence[str], summary: SplitSummary) -> str:
-    """What to do about ids that no class has."""
-    ids = [int(i) for i in np.nonzero(summary.images)[0] if i]
-    if len(ids) <= len(classes) + 1 and min(ids) > len(classes):
-        names = [*classes, "ignore"]
-        pairs = ",".join(f"{i}={name}" for i, name in zip(ids, names, strict=False))
-        return f"if these are grey values that stand for classes: `{MEND} {pairs}`"
-    return f"name more classes in classes.txt, or leave ids out: `{MEND} {ids[-1]}=ignore`"
+    remedy = f"if 255 is a class: `{mending.values({IGNORE: dataset.classes[0]})}`" if IGNORE in found else ""
+    return Problem("train", "all masks hold only", detail, remedy)
 
 
 def suspicions(
@@ -107,10 +98,11 @@ def suspicions(
     for summary in (train, val):
         for name in ("pixels", "images", "sides"):
             getattr(together, name)[:] += getattr(summary, name)
+    mending = Mending.of(dataset, (together,))
     rules = (
         _stored(parts, dataset.classes),
-        _ignored(parts, dataset.classes),
-        _shifted(dataset.classes, together, max(len(train.ignored) + len(val.ignored), 1)),
+        _ignored(parts, dataset.classes, mending),
+        _shifted(dataset.classes, together, max(len(train.ignored) + len(val.ignored), 1), mending),
         _rare(dataset.classes, train, images),
         _both(dataset, train, val),
     )
@@ -134,7 +126,7 @@ def _stored(parts: Parts, classes: Sequence[str]) -> Iterator[Finding]:
         (
             ONE_BIT,
             f"masks have one bit per pixel, so white is class 1 ({classes[0]})",
-            f"if it is not: `{MEND} 1=NAME`",
+            "if it is another class, save them with 8 bits and its id",
         ),
         (
             WIDE,
@@ -146,29 +138,30 @@ def _stored(parts: Parts, classes: Sequence[str]) -> Iterator[Finding]:
             yield Finding(f"{len(stems)} {what} ({shortened(stems, NAMED)}).", remedy, stems)
 
 
-def _ignored(parts: Parts, classes: Sequence[str]) -> Iterator[Finding]:
+def _ignored(parts: Parts, classes: Sequence[str], mending: Mending) -> Iterator[Finding]:
+    remedy = f"if 255 is a class: `{mending.values({IGNORE: 'object'})}`"
     whole = [summary.ignored > 0 for _, summary in parts]
     empty = _chosen(parts, (some & ~summary.labelled for some, (_, summary) in zip(whole, parts, strict=True)))
     if len(empty) > NAMED - 1 and any(summary.images[1 : len(classes) + 1].any() for _, summary in parts):
         what = f"{len(empty)} masks hold only 0 and 255 ({shortened(empty, NAMED)}), so no class."
-        yield Finding(what, f"if 255 is a class: `{MEND} 255=NAME`", empty)
+        yield Finding(what, remedy, empty)
     for split, summary in parts:
         share = summary.ignored.sum() / max(summary.pixels.sum(), 1)
         if share > 0.3:
             worst = np.argsort(-summary.ignored, kind="stable")[:NAMED]
             stems = tuple(split.stems[int(i)] for i in worst)
             what = f"{100 * share:.0f} % of the pixels of {split.name} are ignored, most in {', '.join(stems)}."
-            yield Finding(what, f"if 255 is a class: `{MEND} 255=NAME`", stems)
+            yield Finding(what, remedy, stems)
 
 
-def _shifted(classes: Sequence[str], summary: SplitSummary, count: int) -> Iterator[Finding]:
+def _shifted(classes: Sequence[str], summary: SplitSummary, count: int, mending: Mending) -> Iterator[Finding]:
     last, shown = len(classes), summary.images
-    names = [*classes, "ignore"]
-    mend = f"if the first class is 0 in the masks: `{MEND} " + ",".join(f"{i}={n}" for i, n in enumerate(names[:3]))
-    mend += f",...,{last}=ignore`" if last > 2 else "`"
+    mend = mending.values(dict(enumerate([*classes, "ignore"])))
+    mend = f"if the first class is 0 in the masks: `{mend}`"
     for i, name in enumerate(classes, 1):
         if name.lower() in NO_CLASS and shown[i]:
-            yield Finding(f"{name} (id {i}) is learnt like any class.", f"to ignore it: `{MEND} {i}=ignore`")
+            ignored = f"to ignore it: `{mending.values({i: 'ignore'})}`"
+            yield Finding(f"{name} (id {i}) is learnt like any class.", ignored)
     if last > 2 and not shown[last] and shown[:last].all():
         yield Finding(f"Ids 0 to {last - 1} are in the masks and {last} is not, so names may be shifted by one.", mend)
     touches, labelled = summary.sides / np.maximum(shown, 1), max(summary.pixels[: last + 1].sum(), 1)
@@ -184,13 +177,13 @@ def _shifted(classes: Sequence[str], summary: SplitSummary, count: int) -> Itera
             what = f"{classes[i - 1]} (id {i}) is {share:.0f} % of the pixels and in nearly every image"
             yield Finding(
                 f"{what}, as a background is.",
-                mend if i == last else f"if it is the background: `{MEND} {i}=background`",
+                mend if i == last else f"if it is the background: `{mending.values({i: 'background'})}`",
             )
     used = [int(i) for i in np.nonzero(shown[:IGNORE])[0] if i]
     if len(used) > 1 and (step := reduce(gcd, used)) > 7:
-        pairs = ",".join(f"{i}=NAME" for i in used)
         what = f"Only every {step}th id is used ({shortened(list(map(str, used)), 5)})."
-        yield Finding(what, f"if they are grey values: `{MEND} {pairs}`")
+        grey = mending.values(dict(zip(used, classes, strict=False)))
+        yield Finding(what, f"if they are grey values that stand for the first classes: `{grey}`")
 
 
 def _rare(classes: Sequence[str], train: SplitSummary, images: NDArray[np.int64]) -> Iterator[Finding]:
@@ -210,9 +203,11 @@ def _both(dataset: Dataset, train: SplitSummary, val: SplitSummary) -> Iterator[
     ours, theirs = dataset.val.stems, dataset.train.stems
     remedy = "put all frames of one film, place or patient into one part (train.txt, val.txt)"
     listed = set(theirs)  # what is in both lists is a problem already
-    first = {int(sum_): i for i, sum_ in reversed(list(enumerate(train.checksums))) if sum_}
+    first = {tuple(digest): i for i, digest in reversed(list(enumerate(train.digests.tolist()))) if any(digest)}
     twins = {
-        i: first[int(sum_)] for i, sum_ in enumerate(val.checksums) if int(sum_) in first and ours[i] not in listed
+        i: first[tuple(digest)]
+        for i, digest in enumerate(val.digests.tolist())
+        if tuple(digest) in first and ours[i] not in listed
     }
     found = enumerate(alike(val.codes, train.codes))
     near = {i: int(j) for i, j in found if j >= 0 and i not in twins and ours[i] not in listed}

@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from fiss.data.dataset import IMAGE_SUFFIXES, Dataset, Files, FileSplit, names_by_stem, read_lines, read_list, shortened
+from fiss.data.imports.detect import suggestion
 from fiss.errors import UserError
 from fiss.labels import MOST_CLASSES
 
@@ -22,7 +23,8 @@ def load(root: Path) -> Dataset:
     ):
         if not (root / needed).exists():
             raise UserError(
-                f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder."
+                f"No data set at {root}: {needed} ({what}) is not there. Set data.root to the right folder. "
+                f"{suggestion(root)}"
             )
     classes = read_classes(root / "classes.txt")
     images, _, no_images = names_by_stem(root / "images")

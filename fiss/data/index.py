@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fiss.data.dataset import Dataset, FileSplit, Split, names_by_stem, shortened
-from fiss.data.findings import Finding, grouped, strange_ids, suspicions, unlabelled
+from fiss.data.findings import Finding, grouped, suspicions, unlabelled
+from fiss.data.mending import Mending
 from fiss.data.reading import FileError, Problem
 from fiss.data.summary import JPEG, ImageSummary, SplitSummary, summarize
 from fiss.errors import UserError
@@ -54,7 +55,7 @@ class Index:
 def build(split: Split, classes: tuple[str, ...], progress: Progress | None = None) -> Index:
     """The index of a split, from the cache where nothing changed."""
     progress = progress or Progress()
-    key = sha256(f"3\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
+    key = sha256(f"4\0{split.name}\0{len(classes)}\0{split.fingerprint()}".encode()).hexdigest()
     path = cache_folder() / f"index-{key[:32]}.npz"
     problems = _listing_problems(split)
     if not problems and (cached := _load(path)) is not None:
@@ -98,7 +99,7 @@ def _strange(
     inside = f"outside 0 to {len(classes)} (255 is ignored)"
     for i, ids in strange.items():
         file = str(split.masks[i]) if isinstance(split, FileSplit) else split.stems[i]
-        kind, remedy = f"mask ids {inside}", strange_ids(classes, summary)
+        kind, remedy = f"mask ids {inside}", ""
         if summary.stored[i] & JPEG:
             kind, remedy = f"mask saved as JPEG, which invents ids {inside}", "make it again as PNG from its source"
         yield Problem(file, kind, f": {shortened(list(map(str, ids)))}", remedy)
@@ -154,12 +155,14 @@ def check(dataset: Dataset, progress: Progress | None = None) -> tuple[Index, In
 
 
 def all_problems(dataset: Dataset, train: Index, val: Index) -> tuple[Problem, ...]:
-    """The problems of both splits, images that are in both, and masks without any class."""
+    """The problems of both splits, images that are in both, and masks without any class; each with what mends it."""
     both = sorted(set(dataset.train.stems) & set(dataset.val.stems))
     remedy = "leave it in one of train.txt and val.txt"
     twice = [Problem(stem, "in the training and in the validation list", "", remedy) for stem in both]
-    empty = unlabelled(dataset, train.summary)
-    return (*train.problems, *val.problems, *twice, *([empty] if empty else []))
+    mending = Mending.of(dataset, (train.summary, val.summary))
+    empty = unlabelled(dataset, train.summary, mending)
+    found = map(mending.remedied, (*train.problems, *val.problems))
+    return (*found, *twice, *([empty] if empty else []))
 
 
 def missing_classes(dataset: Dataset, train: Index, val: Index) -> list[str]:

@@ -105,7 +105,7 @@ class Reading:
         if values.ndim == 3 and values.shape[0] == self.channels != values.shape[-1]:
             values = np.moveaxis(values, 0, -1)  # channels stored one after another
         if values.ndim != 3 or not values.size:
-            remedy = "`fiss data import tiff` makes images of its slices"
+            remedy = "save it as (height, width) or (height, width, channels)"
             raise FileError(Problem(name, "no image of rows and columns", f", but {values.shape}", remedy))
         if self.window and not np.isfinite(values).all():
             count = int((~np.isfinite(values)).sum())
@@ -146,6 +146,7 @@ class Reading:
     def _decoded(self, path: Path) -> NDArray[Any]:
         with Image.open(path) as file:
             wide = is_wide(file)
+            _check_pages(file, path)
             file.load()
             turn = _orientation(file)  # Pillow itself turns a TIFF when it loads it
             if wide and self.window:
@@ -163,15 +164,33 @@ RGB = Reading()
 def read_mask(path: Path) -> Bytes:
     """A mask file as (H, W) of class ids, as it is shown."""
     with _Decoding(path, "mask"), Image.open(path) as file:
+        _check_pages(file, path)
         file.load()
         turn = _orientation(file)
         if file.mode not in MASK_MODES:
             wide = file.mode.startswith(("I", "F"))
             kind = "16-bit or wider mask" if wide else f"{file.mode} colour mask"
-            ours = "`fiss data import values`" if wide else "`fiss data import colour`"
-            remedy = f"save it as an 8-bit file whose pixels are class ids: {ours} does"
+            remedy = "save it as an 8-bit file whose pixels are class ids"
             raise FileError(Problem(str(path), kind, "", remedy))
         return _turned(np.asarray(file), turn).astype(np.uint8)
+
+
+def has_pages(file: Image.Image, path: Path) -> bool:
+    """Whether a file just opened is a TIFF with a second page of the same size, which is no preview of the first."""
+    if file.format != "TIFF":
+        return False
+    try:
+        with Image.open(path) as other:
+            other.seek(1)
+            return other.size == file.size
+    except (OSError, EOFError, SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return False  # no second page, or none that anybody can read
+
+
+def _check_pages(file: Image.Image, path: Path) -> None:
+    if has_pages(file, path):
+        remedy = "save each page as a file of its own"
+        raise FileError(Problem(str(path), "TIFF of several pages, of which the first would be read", "", remedy))
 
 
 def shown_size(path: Path) -> tuple[tuple[int, int], bool]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fiss.data import ade20k, folder, shapes, voc
 from fiss.data.dataset import Dataset
 from fiss.data.findings import one_task
+from fiss.data.imports.detect import suggestion
 from fiss.data.index import DataCheck, inspect
 from fiss.data.reading import RGB, Reading
 from fiss.errors import UserError, check_least, unknown
@@ -76,7 +77,8 @@ def recognise(root: Path) -> DataSpec:
             continue
     raise UserError(
         f"{root}: no data set known here. Expected images/, masks/ and classes.txt, or the tree of VOC 2012 "
-        "(JPEGImages/, ImageSets/Segmentation/), or of ADE20k (images/training/, annotations/training/)."
+        "(JPEGImages/, ImageSets/Segmentation/), or of ADE20k (images/training/, annotations/training/). "
+        f"{suggestion(root)}"
     )
 
 

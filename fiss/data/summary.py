@@ -1,9 +1,10 @@
 """What one pass over a split notes of each image beside its classes, for what is suspicious about a data set: what is
 ignored, where ids touch the border, what the image looks like, how its mask is stored."""
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,9 @@ class ImageSummary(NamedTuple):
     """Pixels of each id, (256,)."""
     code: tuple[int, int]
     """128 bits: whether it gets brighter to the right and downwards, in 64 places. No bit is set in a plain image."""
-    checksum: int
+    digest: tuple[int, int]
+    """128 bits of its pixels, so that equal ones mean equal images; 0 for an image of one colour, as empty slices
+    are."""
     sides: NDArray[np.bool_]
     """Which ids touch the top, bottom, left and right, (4, 256)."""
     stored: int
@@ -50,8 +53,8 @@ class SplitSummary:
     """Whether an image shows a class."""
     codes: NDArray[np.uint64]
     """What it looks like, by image, (N, 2)."""
-    checksums: NDArray[np.uint32]
-    """Of its pixels, by image."""
+    digests: NDArray[np.uint64]
+    """Of its pixels, by image, (N, 2)."""
     stored: NDArray[np.uint8]
     """How its files are stored, by image."""
 
@@ -60,7 +63,7 @@ class SplitSummary:
         """Of so many images, none looked at yet."""
         totals = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros((4, 256), np.int64)
         ours = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros((count, 2), np.uint64)
-        return cls(*totals, *ours, np.zeros(count, np.uint32), np.zeros(count, np.uint8))
+        return cls(*totals, *ours, np.zeros((count, 2), np.uint64), np.zeros(count, np.uint8))
 
     def note(self, i: int, image: ImageSummary) -> None:
         """Add an image."""
@@ -69,7 +72,7 @@ class SplitSummary:
         self.images[:] += counts > 0
         self.sides[:] += image.sides
         self.labelled[i] = counts[1:IGNORE].any()
-        self.ignored[i], self.codes[i], self.checksums[i] = counts[IGNORE], image.code, image.checksum
+        self.ignored[i], self.codes[i], self.digests[i] = counts[IGNORE], image.code, image.digest
         self.stored[i] = image.stored
 
     def arrays(self) -> dict[str, Any]:
@@ -83,9 +86,16 @@ def summarize(split: Split, i: int, image: Picture, mask: Bytes) -> ImageSummary
     for side, line in zip(sides, (mask[0], mask[-1], mask[:, 0], mask[:, -1]), strict=True):
         side[line] = True
     stored = _stored(split, i) if isinstance(split, FileSplit) else 0
-    return ImageSummary(
-        np.bincount(mask.ravel(), minlength=256), code_of(image), crc32(np.ascontiguousarray(image).data), sides, stored
-    )
+    return ImageSummary(np.bincount(mask.ravel(), minlength=256), code_of(image), digest_of(image), sides, stored)
+
+
+def digest_of(image: Picture) -> tuple[int, int]:
+    """128 bits of its pixels and shape; 0 where all pixels are alike."""
+    if (image == image[:1, :1]).all():
+        return 0, 0
+    digest = blake2b(str(image.shape).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    return int.from_bytes(digest.digest()[:8], "big"), int.from_bytes(digest.digest()[8:], "big")
 
 
 def code_of(image: Picture) -> tuple[int, int]:
@@ -114,6 +124,8 @@ def alike(some: NDArray[np.uint64], others: NDArray[np.uint64], itself: bool = F
 
 def _stored(split: FileSplit, i: int) -> int:
     """From the beginnings of its files, whatever they are called."""
-    with Image.open(split.masks[i]) as mask, Image.open(split.images[i]) as image:
-        jpeg = JPEG * (mask.format in ("JPEG", "MPO"))
-        return jpeg | ONE_BIT * (mask.mode == "1") | WIDE * (is_wide(image) and not split.how.window)
+    with Image.open(split.masks[i]) as mask:
+        stored = JPEG * (mask.format in ("JPEG", "MPO")) | ONE_BIT * (mask.mode == "1")
+    with suppress(OSError), Image.open(split.images[i]) as image:  # some TIFF files only another library reads
+        stored |= WIDE * (is_wide(image) and not split.how.window)
+    return stored

@@ -24,8 +24,8 @@ def check_fetchable(encoder: str, weights: str) -> None:
     raise UserError(
         f"model.weights = {weights}: the file for {encoder} is not on this machine, and {constants.ENDPOINT} does not "
         f"answer. Fetch {constants.ENDPOINT}/{repository}/resolve/{revision or 'main'}/{FILE} elsewhere, and name it: "
-        f"--set model.weights={FILE}. Without it (--set model.weights=none) the encoder begins with random weights, "
-        "and scores on small data are far lower."
+        f"--set model.weights={FILE} (`fiss start`: --weights {FILE}). Without it (--set model.weights=none) the "
+        "encoder begins with random weights, and scores on small data are far lower."
     )
 
 

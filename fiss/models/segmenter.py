@@ -267,7 +267,8 @@ def check_weights(spec: ModelSpec) -> None:
 
     if spec.weights.endswith(".safetensors"):
         if not Path(spec.weights).expanduser().is_file():
-            raise UserError(f"model.weights = {spec.weights}: there is no such file.")
+            without = "Without it (none) the encoder begins with random weights."
+            raise UserError(f"model.weights = {spec.weights}: there is no such file. {without}")
     elif spec.weights != "none":
         hub = list(smp.encoders.encoders.get(spec.encoder, {}).get("pretrained_settings", {"imagenet": None}))
         if spec.weights not in hub:

@@ -24,7 +24,7 @@ from fiss.data.transforms import MEAN, STD
 from fiss.errors import UserError, unknown
 from fiss.models.segmenter import Segmenter
 from fiss.predict.card import model_card
-from fiss.predict.pictures import colours_of
+from fiss.predict.palette import class_colours
 from fiss.predict.predictor import Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import write_atomically
@@ -121,7 +121,7 @@ def _about(predictor: Predictor, size: tuple[int, int] | None, kind: str) -> dic
         "fixed": size,
         "size": predictor.size,
         "names": predictor.names,
-        "palette": colours_of(len(predictor.names)).tolist(),
+        "palette": class_colours(predictor).tolist(),
         "mean": MEAN,
         "std": STD,
         "fiss": fiss_version(),

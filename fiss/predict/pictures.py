@@ -7,21 +7,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fiss.data.dataset import read_lines
 from fiss.data.reading import Bytes, Picture, as_shown
 from fiss.errors import UserError, unknown, writing
+from fiss.predict.palette import class_colours
 from fiss.predict.predictor import Prediction, Predictor
 from fiss.progress import Progress
 from fiss.runs.folder import write_atomically
-
-FIRST = (
-    "#1e1e1e", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
-    "#9e9e9e", "#7f3fbf", "#8c564b", "#c7e9a0", "#fbb4ae",
-)  # fmt: skip
-"""Background, then Okabe and Ito's colours, which colour-blind readers tell apart, and a few more."""
 
 
 def write(
@@ -137,25 +131,3 @@ def overlay(image: Bytes, seen: Prediction, colours: Bytes) -> Image.Image:
         pen.rectangle((2, y + 2, line - 2, y + line - 2), fill=tuple(int(v) for v in colours[i]))
         pen.text((line + 4, y), seen.names[i], fill="black", font=font)
     return page
-
-
-def class_colours(predictor: Predictor) -> Bytes:
-    """The colour of each of its channels: that of the class in the data set, as in reports and pictures."""
-    known = ("background", *(predictor.ids or predictor.names[1:]))
-    colours: Bytes = colours_of(len(known))[[known.index(name) for name in predictor.names]]
-    return colours
-
-
-def colours_of(count: int) -> Bytes:
-    """One colour per class, (count, 3); the first is the background's."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    more = [colormaps["tab20b"](k % 20)[:3] for k in range(max(0, count - len(FIRST)))]
-    return (np.array([*(to_rgb(c) for c in FIRST), *more][:count]) * 255).astype(np.uint8)
-
-
-def paint(labels: NDArray[np.int64], colours: Bytes) -> Bytes:
-    """Class ids in their colours; what is ignored is white."""
-    white = np.full((1, 3), 255, np.uint8)
-    return np.concatenate([colours, white])[np.minimum(labels, len(colours))]

@@ -103,8 +103,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     return Markup(f'<div class="wide">{html_table(head, rows)}</div>')
 
 
-def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> Markup:
-    """Rows of small pictures under headings; None leaves a place empty."""
+def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], legend: Iterable[tuple[str, str]], alt: str) -> Markup:
+    """Rows of small pictures under headings, None leaves a place empty; and what their colours mean."""
     drawn = figure(1.5 * len(heads), 1.55 * len(rows) + 0.3)
     places = drawn.subplots(len(rows), len(heads), squeeze=False)
     for y, row in enumerate(rows):
@@ -114,4 +114,5 @@ def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], alt: str) -> Mark
                 places[y][x].imshow(row[x], interpolation="nearest")
             if y == 0:
                 places[y][x].set_title(head, fontsize=9)
-    return png(drawn, alt)
+    entry = Markup('<span><i style="background: {1}"></i>{0}</span> ')
+    return png(drawn, alt) + Markup('<p class="legend">{}</p>').format(Markup().join(entry.format(*o) for o in legend))

@@ -19,7 +19,7 @@ from fiss.labels import IGNORE, LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import pad
-from fiss.predict.pictures import FIRST, colours_of, paint
+from fiss.predict.palette import FIRST, Legend, colours_of, draw_legend, legend_of, paint
 from fiss.predict.predictor import logits_of
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
@@ -31,6 +31,8 @@ from fiss.training.trainer import set_training
 SHOWN = 4
 """Images in a picture."""
 Labels = NDArray[np.int64]
+Tiles = tuple[list[str], list[list[Any]], Legend]
+"""Headings, rows of tiles, and what their colours mean."""
 
 
 def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
@@ -54,7 +56,8 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     columns = 2 + len(folders)
     figure = Figure(figsize=(2.1 * columns, 2.1 * len(images) + 2.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(len(images) + 1, columns, height_ratios=[2.1] * len(images) + [2.6])
-    _tiled(figure, grid, _beside(opened[0], images, seen), ["image", "truth", *names])
+    rows = _beside(opened[0], images, seen)
+    _tiled(figure, grid, rows, ["image", "truth", *names])
     axes = figure.add_subplot(grid[len(images), :])
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         axes.plot(range(len(curve)), curve, label=name, color=FIRST[1 + number % 7], marker="osD^v<>"[number % 7])
@@ -65,6 +68,7 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     axes.set_title("old classes after each task (task 0: the first classes)", fontsize=11)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
+    draw_legend(figure, _legend(opened[0].classes, rows))
     with writing(out):
         figure.savefig(out)
 
@@ -77,7 +81,8 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
     folder = RunFolder.open(path)
     models, validation = list(folder.last_models().values()), Validation.of_run(folder, progress)
     images = _chosen(validation, folder, models[-1])
-    views, colours = ScoredImages(validation.split, validation.config.evaluation.size), colours_of(256)
+    views = ScoredImages(validation.split, validation.config.evaluation.size)
+    colours = colours_of(len(validation.classes) + 1)
     view: View = "published" if validation.config.evaluation.size else "full"
     shown = [[tensor.numpy() for tensor in views[i, view]] for i in images]
     rows = [[picture.transpose(1, 2, 0), _painted(mask, colours)] for picture, mask in shown]
@@ -89,8 +94,14 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
                 row.append(_painted(ids[logits_of(model, row[0]).argmax(0).cpu().numpy()], colours))
     figure = Figure(figsize=(2.1 * len(rows[0]), 2.1 * len(rows) + 0.3), dpi=100, layout="constrained")
     _tiled(figure, figure.add_gridspec(len(rows), len(rows[0])), rows, ["image", "truth", *titles])
+    draw_legend(figure, _legend(validation.classes, rows))
     with writing(out):
         figure.savefig(out)
+
+
+def _legend(classes: Sequence[str], rows: Iterable[Sequence[Any]]) -> Legend:
+    """Of rows of an image and painted labels beside it."""
+    return legend_of(classes, (tile for row in rows for tile in row[1:]))
 
 
 def _painted(ids: NDArray[Any], colours: Bytes) -> Bytes:
@@ -157,10 +168,11 @@ class Strip:
         return _beside(self.validation, self.images, seen)
 
 
-def segmentation_tiles(folder: RunFolder, progress: Progress) -> tuple[list[str], list[list[Any]]]:
-    """For a few images: the image, the truth, and what a run sees after every task; headings and rows of tiles."""
-    models = folder.last_models()
-    return ["image", "truth", *(f"task {task}" for task in models)], Strip.of(folder, progress).rows(models.values())
+def segmentation_tiles(folder: RunFolder, progress: Progress) -> Tiles:
+    """For a few images: the image, the truth, and what a run sees after every task."""
+    models, strip = folder.last_models(), Strip.of(folder, progress)
+    rows = strip.rows(models.values())
+    return ["image", "truth", *(f"task {task}" for task in models)], rows, _legend(strip.validation.classes, rows)
 
 
 def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
@@ -172,7 +184,7 @@ def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[L
     return rows
 
 
-def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] | None:
+def pseudo_label_tiles(folder: RunFolder) -> Tiles | None:
     """Pseudo labels beside the truth, in the last task: the image, the truth, what a client has labels for, and what it
     learns from in its last epoch (white: ignored), the student being the model after the task, as it trains. Thresholds
     come from these images alone. None where the method makes no pseudo labels, there was no second task, or the images
@@ -208,7 +220,8 @@ def pseudo_label_tiles(folder: RunFolder) -> tuple[list[str], list[list[Any]]] |
         rows.append(
             [as_shown(pictures[row].permute(1, 2, 0).numpy()), *(paint(m.astype(np.int64), colours) for m in maps)]
         )
-    return ["image", "truth", "labels of the client", "with pseudo labels"], rows
+    heads = ["image", "truth", "labels of the client", "with pseudo labels"]
+    return heads, rows, _legend(scenario.dataset.classes, rows)
 
 
 def _old_classes(folder: RunFolder) -> list[float]:

@@ -19,7 +19,7 @@ from fiss.data.index import DataCheck, Index
 from fiss.data.reading import Bytes, as_shown
 from fiss.errors import UserError
 from fiss.labels import IGNORE
-from fiss.predict.pictures import colours_of
+from fiss.predict.palette import colours_of
 from fiss.progress import Progress
 from fiss.runs.folder import write_atomically
 
@@ -58,7 +58,6 @@ class _Sheet:
         self.names = dict(enumerate(("background", *found.dataset.classes))) | {IGNORE: "ignored"}
         colours = np.full((256, 3), 255, np.uint8)
         colours[: len(self.names) - 1] = colours_of(len(self.names) - 1)
-        colours[0], colours[IGNORE] = (110, 110, 110), (255, 255, 255)
         self.colours = colours
         self.places = {stem: (split, i) for split, _ in self.parts for i, stem in enumerate(split.stems)}
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from fiss.progress import Progress
 from fiss.runs.folder import LOGS, RunFolder, write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.run import Run
-from fiss.simulation.scenario import is_announced
+from fiss.simulation.advice import warnings
+from fiss.simulation.scenario import is_announced, open_scenario
 
 PAPER = ("finetune", "lwf", "ilt", "mib", "plop", "rcil", "fbl")
 BASE = "finetune"
@@ -181,7 +182,35 @@ def sweep(
         preset = choose(one, settings=settings)
         jobs += plan(preset, contenders(names), seeds or [preset.seed], out, share)
     check(jobs)
+    for warning in _warnings(jobs):
+        progress.notice(warning)
     return Sweep(tuple(play(jobs, parallel, progress)))
+
+
+def _warnings(jobs: Sequence[Job]) -> Iterator[str]:
+    """What each run that is still to begin would say at its start, once, before hours are lost."""
+    said: set[str] = set()
+    for job in {(job.config.name, job.name): job for job in jobs if not job.begun}.values():
+        heard = Notices()
+        try:
+            lines = warnings(open_scenario(job.config, heard, fresh=True))
+        except UserError as error:  # that run fails, the others do not
+            lines = [f"{job.folder.name} will fail: {error}"]
+        for text in (*heard.lines, *lines):
+            if text not in said:
+                yield text
+            said.add(text)
+
+
+class Notices(Progress):
+    """Keeps what is noticed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def notice(self, text: str) -> None:
+        """A line."""
+        self.lines.append(text)
 
 
 def refresh(status: JobStatus) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -15,12 +16,12 @@ from fiss.statistics.sums import Accumulator
 from fiss.training.device import autocast, use_device
 from fiss.training.trainer import TrainingConfig, build_network
 
-REPEATS = 2
+REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds for one image, each the faster of two tries."""
+    """Seconds for one image, each the median of several tries: the machine may be busy, and stay so."""
 
     read: float
     """Decoding it and cutting a part out of it."""
@@ -39,9 +40,14 @@ def measure(config: TrainingConfig, split: Split, classes: int) -> Speed:
     model = build_network(config, LabelSpace((names,)), device, "none")
     images, batch = TrainingImages(split, config.augment), config.training.batch
     order = [i % len(split.stems) for i in range(batch)]
-    began = perf_counter()
-    read, masks = zip(*(images[i, i] for i in order), strict=True)
-    per_read = (perf_counter() - began) / batch
+    read, masks, taken = [], [], []
+    for i in order:
+        began = perf_counter()
+        image, mask = images[i, i]
+        taken.append(perf_counter() - began)
+        read.append(image)
+        masks.append(mask)
+    per_read = median(taken)
     pictures, _ = pad(normalise(torch.stack(read).to(device)), torch.stack(masks).to(device), model.divisor)
 
     def forward() -> None:
@@ -70,7 +76,7 @@ def measure(config: TrainingConfig, split: Split, classes: int) -> Speed:
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of the faster of two runs after a first one."""
+    """Median of several runs after a first one."""
     taken = []
     for _ in range(1 + REPEATS):
         began = perf_counter()
@@ -78,4 +84,4 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(perf_counter() - began)
-    return min(taken[1:])
+    return median(taken[1:])

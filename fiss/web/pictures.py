@@ -13,7 +13,8 @@ from PIL import Image
 
 from fiss.data.reading import RGB
 from fiss.errors import UserError
-from fiss.predict.pictures import colours_of, overlay
+from fiss.predict.palette import class_colours
+from fiss.predict.pictures import overlay
 from fiss.predict.predictor import Predictor
 from fiss.progress import Progress
 from fiss.reports.pictures import Strip
@@ -81,8 +82,9 @@ class Segmenting:
         """The picture with its classes, and their shares; whoever comes while another is served waits."""
         with self.lock, TemporaryDirectory(prefix="fiss-web-") as place:
             image = _decoded(Path(place), data)
-            seen = self._predictor(file)(image)
-            drawn = overlay(image, seen, colours_of(len(seen.names)))
+            predictor = self._predictor(file)
+            seen = predictor(image)
+            drawn = overlay(image, seen, class_colours(predictor))
             shares = sorted(seen.shares.items(), key=lambda item: -item[1])
             return {"picture": _address(np.asarray(drawn), ACROSS), "shares": dict(shares)}
 

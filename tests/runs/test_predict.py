@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import ExifTags, Image
 from typer.testing import CliRunner
 from worlds import picture, save
@@ -17,11 +18,16 @@ from fiss.data.transforms import normalise
 from fiss.errors import UserError
 from fiss.federation.spec import FederationSpec
 from fiss.methods import find
+from fiss.predict import export
 from fiss.predict import predictor as predictor_module
-from fiss.predict.pictures import colours_of, write
+from fiss.predict.palette import colours_of, draw_legend, legend_of, paint
+from fiss.predict.pictures import write
 from fiss.predict.predictor import Predictor
 from fiss.predict.tiles import strips
 from fiss.progress import Progress
+from fiss.reports import pictures
+from fiss.reports.figures import tiles
+from fiss.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -246,7 +252,7 @@ def test_a_folder_without_a_model(tmp_path):
         Predictor(tmp_path / "gone", "cpu")
 
 
-def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path):
+def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path, monkeypatch):
     """Tasks in another order than classes.txt: channel 1 is the class of id 9."""
     run = finished(replace(tiny, tasks=replace(tiny.tasks, split="ell, arrow, crescent; disc")))
     predictor, image = Predictor(run, "cpu"), save(tmp_path / "a.png", picture())
@@ -260,3 +266,38 @@ def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path
         colours = colours_of(13)[[0, 9, 8, 7, 1]][seen]  # those of the truth in reports
         assert (np.asarray(drawn.convert("RGB")) == colours).all()
     assert predictor.ids[8] == "ell"
+    about = export._about(predictor, None, "onnx")  # whose masks have the model's ids
+    assert dict(zip(about["names"], about["palette"], strict=True))["ell"] == colours_of(13)[9].tolist()
+    heads, rows, legend = pictures.segmentation_tiles(RunFolder.open(run), Progress())
+    named = {
+        f"#{bytes(colour).hex()}": name
+        for name, colour in zip(("background", *predictor.ids), colours_of(13), strict=True)
+    }
+    assert {colour: name for name, colour in legend}.items() <= (named | {"#ffffff": "ignored"}).items()
+    shown = {tuple(c) for row in rows for tile in row[1:] for c in tile.reshape(-1, 3).tolist()}
+    assert {tuple(bytes.fromhex(colour[1:])) for _, colour in legend} == shown
+    drawn = []
+    monkeypatch.setattr(pictures, "draw_legend", lambda figure, legend: drawn.append(legend))
+    pictures.draw([run], tmp_path / "p.png", Progress())
+    pictures.draw_tasks(run, tmp_path / "t.png", ["1", "2", "3", "4"][: len(heads) - 2], Progress())
+    assert all(
+        {colour: name for name, colour in legend}.items() <= (named | {"#ffffff": "ignored"}).items()
+        for legend in drawn
+    )
+    assert len(drawn) == 2
+
+
+def test_colours_differ_and_a_figure_has_their_legend():
+    colours = {tuple(colour) for colour in colours_of(256).tolist()}
+    assert len(colours) == 256
+    assert (255, 255, 255) not in colours
+    assert (colours_of(256)[:20] == colours_of(20)).all()  # a class keeps its own
+    tile = paint(np.array([[0, 2], [255, 2]]), colours_of(3))
+    legend = legend_of(("cat", "dog"), [tile])
+    assert legend == [("background", "#1e1e1e"), ("dog", "#56b4e9"), ("ignored", "#ffffff")]
+    figure = Figure(figsize=(4, 2), layout="constrained")
+    draw_legend(figure, legend)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["background", "dog", "ignored"]
+    assert figure.get_figheight() > 2
+    text = tiles(["a"], [[tile]], [("<dog>", "#56b4e9")], "alt")
+    assert '<i style="background: #56b4e9"></i>&lt;dog&gt;' in text

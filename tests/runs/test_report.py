@@ -110,6 +110,7 @@ def test_one_page_without_network(played, tmp_path):
         "pixels that the last model calls background",
         "pixels that the last model calls a class",
         "Pictures",
+        '<p class="legend">',
         "pseudo labels beside the truth",
         "Losses, time, traffic",
         "Clients and their data",
@@ -129,7 +130,7 @@ def test_pseudo_labels_are_drawn_with_the_student_of_the_run_as_it_trains(tiny, 
     relabel, forward, modes = FBL.relabel, Segmenter.forward, []
     monkeypatch.setattr(FBL, "relabel", lambda self, step: steps.append(step) or relabel(self, step))
     monkeypatch.setattr(Segmenter, "forward", lambda self, x: modes.append(self.training) or forward(self, x))
-    headings, rows = pictures.pseudo_label_tiles(folder)
+    headings, rows, _ = pictures.pseudo_label_tiles(folder)
     assert len(rows[0]) == len(headings) == 4
     (step,) = steps
     assert modes == [True, False]  # student, teacher

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tifffile
+import torch
 from command_line import fiss as command
 from safetensors.torch import save_file
 from worlds import make_folder, mask, save
@@ -18,6 +20,7 @@ import fiss
 from fiss.config import proposal
 from fiss.config.config import flat, from_toml, to_dict, to_toml
 from fiss.config.presets import folder_small
+from fiss.data.dataset import FileSplit
 from fiss.data.index import DataCheck
 from fiss.errors import UserError
 from fiss.labels import TaskStream
@@ -26,7 +29,9 @@ from fiss.models import encoders, hub
 from fiss.models.segmenter import ModelSpec, build
 from fiss.progress import Progress
 from fiss.simulation import advice
+from fiss.simulation import sweep as sweeping
 from fiss.simulation.scenario import open_scenario
+from fiss.training import speed
 from fiss.training.speed import Speed
 
 
@@ -201,6 +206,67 @@ def test_a_frozen_encoder_from_a_file(tmp_path):
     assert made.config.model.encoder == "resnet18"
     assert made.config.method == replace(find("analytic"), trunk="pretrained", maps=("stages",), projection=384)
     open_scenario(made.config, Progress(), fresh=True)
+
+
+@pytest.mark.parametrize(("channels", "kind"), [(1, np.uint16), (5, np.uint8), (3, np.float32)])
+def test_images_of_16_bits_and_of_several_channels(channels, kind, tmp_path):
+    root = make_folder(tmp_path / "mine", count=6)
+    for k in range(6):
+        values = np.random.default_rng(k).integers(0, 250, (40, 48, channels)).astype(kind)
+        (root / "images" / f"p{k}.png").unlink()
+        how = {} if channels == 1 else {"photometric": "minisblack", "planarconfig": "contig"}
+        tifffile.imwrite(root / "images" / f"p{k}.tif", values[..., 0] if channels == 1 else values, **how)
+    made = fiss.propose(root, minutes=1)
+    window = "" if kind == np.uint8 else "1%,99%"
+    assert (made.config.data.window, made.config.model.channels) == (window, 5 if channels == 5 else 3)
+    assert ("data.window" in made.reasons, "model.channels" in made.reasons) == (bool(window), channels == 5)
+    open_scenario(made.config, Progress(), fresh=True)
+    if kind == np.uint16:
+        made = fiss.propose(root, minutes=1, window="0,250", channels=1)
+        assert (made.config.data.window, made.config.model.channels) == ("0,250", 1)
+
+
+def test_weights_that_are_not_there_are_refused_before_anything_is_read(tmp_path, monkeypatch):
+    root = make_folder(tmp_path)
+    monkeypatch.setattr(FileSplit, "read", None)
+    monkeypatch.setattr(hub, "answers", lambda _: False)
+    with pytest.raises(UserError, match=r"does not answer\. Fetch .*--weights model\.safetensors.*random weights"):
+        fiss.propose(root, weights="imagenet")
+    with pytest.raises(UserError, match=r"no such file\. Without it .* random weights"):
+        fiss.propose(root, weights=tmp_path / "none.safetensors")
+
+
+def test_each_file_is_read_once_for_a_proposal_and_its_run(tmp_path, monkeypatch):
+    """But for the few that are timed and looked at for sides."""
+    root, reads = make_folder(tmp_path / "mine", count=60), []
+    real = FileSplit.read
+    monkeypatch.setattr(FileSplit, "read", lambda self, i: reads.append(self.stems[i]) or real(self, i))
+    made = fiss.propose(root, minutes=1)
+    few = proposal.SIDED + made.config.training.batch
+    assert len(reads) <= 60 + few
+    fiss.propose(root, minutes=1)
+    open_scenario(made.config, Progress())
+    assert len(reads) <= 60 + 2 * few
+
+
+def test_the_time_of_a_step_is_the_median_of_several(monkeypatch):
+    ticks = iter(np.cumsum([0, 9, 0, 1, 0, 5, 0, 3, 0, 50, 0, 2]))  # the first, to warm up, is not counted
+    monkeypatch.setattr(speed, "perf_counter", lambda: float(next(ticks)))
+    assert speed._seconds(lambda: None, torch.device("cpu")) == 3
+
+
+def test_a_sweep_says_what_its_runs_would_say(tiny, tmp_path, monkeypatch):
+    root = make_folder(tmp_path / "data")
+    (root / "val.txt").write_text("p7\np8\n")
+    monkeypatch.setattr(sweeping, "play", lambda *_: [])
+    progress, config = Said(), on_folder(tiny, root, "2-1")
+    fiss.sweep(config, ["finetune", "fbl"], out=tmp_path / "out", progress=progress)
+    assert progress.notices.count("in no validation image, so will not be scored: thing1.") == 1
+    assert sum("are few for a network without pretrained weights" in text for text in progress.notices) == 1
+    broken = on_folder(tiny, tmp_path / "nowhere", "2-1")
+    fiss.sweep(broken, ["finetune"], out=tmp_path / "out", progress=progress)
+    assert "finetune-seed" in progress.notices[-1]
+    assert "will fail: data.root" in progress.notices[-1]
 
 
 def test_a_data_set_with_problems_is_not_proposed_for(tmp_path):

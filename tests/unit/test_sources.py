@@ -1,15 +1,18 @@
 """What a source of another kind itself says, or gets wrong: its parts, its patients, and files that are broken."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import fiss as command
 from test_imports import MAP, ids, imported, make_coco, make_dicom, parts, png, scans
-from worlds import picture, save
+from worlds import make_folder, picture, save
 
 import fiss
-from fiss.data.imports import dicom, writer
+from fiss.data.imports import KINDS, dicom, writer
 from fiss.errors import UserError
 
 
@@ -37,7 +40,7 @@ def make(root, kind):
         return make_coco(root)
     volume = np.random.default_rng(0).integers(0, 2, (16, 16, 3), dtype=np.uint8)
     for name in "ab":
-        for folder in ("images", "masks"):
+        for folder in ("images", "masks") if kind != "huggingface" else ("",):
             (root / folder).mkdir(parents=True, exist_ok=True)
             if kind == "nifti":
                 import nibabel
@@ -250,3 +253,49 @@ def test_dicom_files_that_end_in_nothing(tmp_path):
     assert made.dropped == {}
     assert dicom.NO_PATIENT in made.notes
     assert any({"d2_0000", "d3_0000"} <= set(own) for own in parts(tmp_path / "to"))
+
+
+PLACES = {
+    "cityscapes": ("leftImg8bit/train/x/{}_leftImg8bit", "gtFine/train/x/{}_gtFine_labelIds"),
+    "video": ("images/clip{}/a", "masks/clip{}/a"),
+    "values": ("JPEGImages/{}", "gt/{}"),
+    "binary": ("images/{}", "masks/thing/{}"),
+    "colour": ("images/{}", "masks/{}"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_another_kind_is_recognised_and_the_printed_command_imports_it(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root, drawn = tmp_path / "from", ids([0, 1], [2, 255])
+    drawn = {"binary": 255 * (drawn > 0).astype(np.uint8), "colour": drawn[..., None] * ids([1, 0, 0])}.get(kind, drawn)
+    for k in range(2) if kind in PLACES else ():
+        image, mask = (place.format(k) for place in PLACES[kind])
+        save(root / f"{image}.png", picture(2, 2, k))
+        save(root / f"{mask}.png", ids([7, 8], [33, 0]) if kind == "cityscapes" else drawn)
+    if kind not in PLACES:
+        make(root, kind)
+    (tmp_path / "colours.txt").write_text("background 0 0 0\na 1 0 0\nb 2 0 0\nvoid 255 0 0\n")
+    with pytest.raises(UserError, match=f"`fiss data import {kind} ") as refused:
+        fiss.propose(root)
+    for call in (fiss.run, fiss.check_data):  # wherever a data set is asked for
+        with pytest.raises(UserError) as again:
+            call(root)
+        assert str(again.value) == str(refused.value)
+    (line,) = re.findall(r": `(fiss data import [^`]+)`", str(refused.value))
+    command(*shlex.split(line)[1:])
+    found = fiss.check_data(f"{root}-fiss")
+    assert found.problems == ()
+    assert len(found.dataset.train.stems) + len(found.dataset.val.stems) > 1
+
+
+def test_a_folder_of_nothing_known(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(UserError, match="`fiss data import --help` says what else"):
+        fiss.check_data(tmp_path)
+    root = scans(tmp_path / "from")  # ours, but for its names
+    with pytest.raises(UserError, match=r"classes\.txt .*`fiss data import values .*--map 128=class128,255=ignore`"):
+        fiss.check_data(root)
+    make_folder(tmp_path / "whole")
+    with pytest.raises(UserError, match=r"whole is a folder and no preset\. `fiss start"):
+        fiss.run(tmp_path / "whole")

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from fiss.data.dataset import IMAGE_SUFFIXES, shortened
 from fiss.data.folder import read_classes
-from fiss.data.reading import Bytes
+from fiss.data.reading import Bytes, has_pages
 from fiss.errors import UserError, check_least
 from fiss.labels import IGNORE, MOST_CLASSES
 
@@ -234,6 +234,8 @@ def opened(path: Path) -> Image.Image:
         raise BadFileError(path, "missing")
     try:
         with Image.open(path) as file:
+            if has_pages(file, path):
+                raise BadFileError(path, "a TIFF file of several pages: kind tiff reads those")
             file.load()
             return as_shown(file)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -244,7 +246,7 @@ def image_of(path: Path, options: Options) -> Path | Bytes:
     """An image to copy where it has 8 bits, else its pixels through the window."""
     with suppress(OSError, SyntaxError, ValueError), Image.open(path) as file:
         eight = not file.mode.startswith(("I", "F")) and not (options.window and file.mode == "L")
-        if eight and path.suffix.lower() in IMAGE_SUFFIXES:
+        if eight and not has_pages(file, path) and path.suffix.lower() in IMAGE_SUFFIXES:
             return path
     image = opened(path)
     if image.mode.startswith(("I", "F")) or (options.window and image.mode == "L"):
