@@ -93,7 +93,7 @@ def test_sites_are_stopped_and_removed_while_it_goes_on(tmp_path):
         for name in "bc":
             start_for_good(here, name)
         here.until(lambda: "c" in supervisor.survey(here.folder).connected, 60)
-        here.until(lambda: "Reject disabled client registration: b" in (here.root / "localhost.log").read_text(), 60)
+        here.until(lambda: "b was removed, and is turned away." in (here.root / "localhost.log").read_text(), 60)
         assert here.run(11, 2).wait(200) == 0
         for record in here.records()[9:]:
             assert sorted(reply.client for reply in record.replies) == ["a", "c"]
