@@ -1,6 +1,8 @@
 """The prior of linear discriminant analysis against ridge regression per class, on held-out training images.
 
-python docs/results/prior.py CONFIG [KEY=VALUE ...]    # a preset, its settings, and `share` of the cells to count
+python docs/results/prior.py CONFIG [KEY=VALUE ...]    # a preset and its settings
+    share=0.5                                         # count so many of the cells
+    images=1000                                       # look at so many images, drawn with the seed
 
 A frozen encoder (`trunk = pretrained`), all classes labelled; every fifth training image is scored and not counted, and
 the validation images are not touched. Ridge has a matrix for every class there, weighed by n_c^-balance.
@@ -29,14 +31,14 @@ PRIORS, BALANCES, BATCH = (0.0, 0.3, 0.5, 0.6, 1.0), (0.3, 0.4, 0.5, 0.6), 10
 def main() -> None:
     """Print a row of each."""
     words = dict(word.split("=", 1) for word in sys.argv[2:])
-    share = float(words.pop("share", 1))
+    share, most = float(words.pop("share", 1)), int(words.pop("images", 10**9))
     config = choose(sys.argv[1], "analytic", settings={"method.trunk": "pretrained", **words})
     dataset, seed = open_dataset(config.data), config.seed
     space = LabelSpace((tuple(dataset.classes),))
     table = torch.from_numpy(training_table(dataset.classes, space, range(1, len(dataset.classes) + 1)))
     model = build_network(config, space).eval()
     head, images = head_of(model), ScoredImages(dataset.train, config.evaluation.size)
-    order = np.random.default_rng(seed).permutation(len(dataset.train.stems))
+    order = np.random.default_rng(seed).permutation(len(dataset.train.stems))[:most]
     held, counted, draws = order[::5], np.delete(order, np.s_[::5]), torch.Generator().manual_seed(seed)
     kept, answers, features, shares = [], [], [], []
     with torch.inference_mode():
