@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -98,16 +99,22 @@ def ceilings(tiny: bool) -> dict[str, float]:
     return {"bytes_per_second": copied, "flops": multiplied}
 
 
-def report(name: str, command: str, given: Arguments, rows: list[dict[str, Any]], notes: dict[str, Any]) -> None:
-    """Print a table and add it to the machine's results."""
-    console = Console()
-    table = Table(title=f"{name} on {machine()}" + (" (tiny: only to see that it works)" if given.tiny else ""))
+def table_of(title: str, rows: list[dict[str, Any]]) -> Table:
+    """As narrow as ten columns can be: a terminal may have 100 places."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
         table.add_column(column, justify="left" if column == columns[0] else "right")
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
-    console.print(table)
+    return table
+
+
+def report(name: str, command: str, given: Arguments, rows: list[dict[str, Any]], notes: dict[str, Any]) -> None:
+    """Print a table and add it to the machine's results."""
+    console = Console()
+    tried = " (tiny: only to see that it works)" if given.tiny else ""
+    console.print(table_of(f"{name} on {machine()}{tried}", rows))
     for key, value in notes.items():
         console.print(f"{key}: {_text(value)}")
     out = given.out or RESULTS / f"{machine()}.json"

@@ -1,5 +1,6 @@
 """The benchmarks, once each at tiny sizes: that they work, not how fast anything is."""
 
+import io
 import json
 import runpy
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
+from rich.console import Console
 
 from fiss.errors import UserError
 
@@ -49,3 +51,20 @@ def test_what_was_measured_is_kept_when_a_benchmark_is_cut_off(benchmark, tmp_pa
         benchmark("step", "--methods", "finetune", "nonsense")
     (table,) = json.loads((tmp_path / "results.json").read_text()).values()
     assert [row["step"] for row in table["rows"]] == ["bare", "finetune"]
+
+
+def test_every_recorded_table_fits_a_terminal_of_a_hundred_columns(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    show = runpy.run_path(str(FOLDER / "common.py"))["table_of"]
+    tables = [
+        (name, record["rows"])
+        for file in sorted((FOLDER / "results").glob("*.json"))
+        for name, record in json.loads(file.read_text()).items()
+    ]
+    assert max(len({key for row in rows for key in row}) for _, rows in tables) == 10
+    for name, rows in tables:
+        console = Console(width=100, file=io.StringIO())
+        console.print(show(name, rows))
+        lines = console.file.getvalue().splitlines()
+        assert not any("…" in line for line in lines), name
+        assert len(lines) >= len(rows) + 2
