@@ -1,12 +1,13 @@
 """Scores of methods with two states of the source, the same seeds in both: what a change of the losses is worth.
 
-python docs/results/before_after.py BEFORE AFTER OUT [--jobs 16] [--device cpu] [--tiny]
+python docs/results/before_after.py BEFORE AFTER OUT [--jobs 16] [--device cpu] [--tiny] [--add shapes.json]
 
 BEFORE and AFTER are folders with the package `fiss` of one state each, such as `git archive 6f47ea4 | tar -x -C BEFORE`
 leaves there. Nothing else is needed: this file imports no fiss, the runs are `python -m fiss run` with PYTHONPATH set
-to one of them. Runs of shapes, shortened as in `fiss demo`, one thread each; fbl and fbl-paper take the first task of
-the same state's finetune over, which trains it as they would. Writes the run folders, their output and table.md to
-OUT, and prints the table. Give the command again to go on: what is finished is not run again. --tiny: one round.
+to one of them. Runs of shapes, shortened as in `fiss demo`, one thread each; all but rcil take the first task of the
+same state's finetune over, which trains it as they would. analytic is run with the second state only. Writes the run
+folders, their output and table.md to OUT, and prints the table. Give the command again to go on: what is finished is
+not run again. --tiny: one round. --add: the record to write means and deviations into, for `make.py`.
 """
 
 import argparse
@@ -18,13 +19,18 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
-METHODS = ("rcil", "finetune", "fbl", "fbl-paper")  # the longest first
-BASED = ("fbl", "fbl-paper")
+METHODS = ("rcil", "finetune", "fbl", "fbl-paper", "analytic")  # the longest first
+BASED = ("fbl", "fbl-paper", "analytic")
 SEEDS = (1, 2, 3)
 STATES = ("before", "after")
 SCORES = ("miou", "old", "new")
+
+
+def states(method: str) -> Sequence[str]:
+    """With which states a method is run: learning by sums is younger than the first."""
+    return STATES[1:] if method == "analytic" else STATES
 
 
 def options() -> argparse.Namespace:
@@ -37,6 +43,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="one round and one epoch, to see that all of it runs")
+    parser.add_argument("--add", type=Path, metavar="shapes.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     return parser.parse_args()
@@ -101,7 +108,7 @@ def table(given: argparse.Namespace) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for method in given.methods:
-        for state in STATES:
+        for state in states(method):
             found = [scores(given.out / f"{state}-{method}-{seed}") for seed in given.seeds]
             there = [run for run in found if run is not None]
             if not there:
@@ -112,6 +119,33 @@ def table(given: argparse.Namespace) -> str:
             cells = [method, state, each, *(f"{value:.1f}" for value in means), *shares]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def summary(given: argparse.Namespace) -> dict[str, object]:
+    """Mean and deviation over the seeds after each task, and at the end, of every method and state that is whole."""
+    rows = []
+    for method in given.methods:
+        for state in states(method):
+            folders = [given.out / f"{state}-{method}-{seed}" for seed in given.seeds]
+            if not all(map(finished, folders)):
+                continue
+            ends = [by_task(folder) for folder in folders]
+            columns = {f"task {t}": [end[t]["miou"] for end in ends] for t in range(len(ends[0]))}
+            columns |= {name: [end[-1][name] for end in ends] for name in ("old", "new", "forgetting")}
+            rows.append({"method": method, "state": state} | {k: spread(v) for k, v in columns.items()})
+    command = "python docs/results/before_after.py BEFORE AFTER OUT"
+    return {"command": command, "before mended faults": False, "runs": len(given.seeds), "rows": rows}
+
+
+def by_task(folder: Path) -> list[dict[str, float]]:
+    """The last scores of each task."""
+    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    return list({line["task"]: line for line in lines if line.get("view", "published") == "published"}.values())
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Mean and deviation."""
+    return [round(mean(values), 1), round(stdev(values), 1)] if len(values) > 1 else [round(values[0], 1), 0.0]
 
 
 def main() -> None:
@@ -131,9 +165,14 @@ def main() -> None:
                         bases[state, seed] = run
         for (state, seed), base in bases.items():
             base.result()
-            runs += [pool.submit(play, given, state, method, seed) for method in BASED if method in given.methods]
+            based = [method for method in BASED if method in given.methods and state in states(method)]
+            runs += [pool.submit(play, given, state, method, seed) for method in based]
         for run in runs:
             run.result()
+    if given.add:
+        record = json.loads(given.add.read_text())
+        record["tables"]["mended"] = summary(given)
+        given.add.write_text(json.dumps(record, indent=1) + "\n")
     (given.out / "table.md").write_text(table(given))
     print(table(given), end="")
 

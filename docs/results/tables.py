@@ -374,7 +374,8 @@ def shapes(which: str) -> str:
     rows = []
     for row in record["rows"]:
         cells = [f"{row[key][0]:.1f} ± {row[key][1]:.1f}" if row[key] else "" for key in tasks_]
-        rows.append([NAMES.get(row["method"], row["method"]).replace("**", "") + old, *cells])
+        state = f", {row['state']}" if row["method"] != "analytic" and "state" in row else ""
+        rows.append([NAMES.get(row["method"], row["method"]).replace("**", "") + state + old, *cells])
     return markdown([f"mIoU, {record['runs']} seeds", *tasks_], rows)
 
 
