@@ -56,7 +56,7 @@ def import_(
         rows = [(text, f"{len(names) or ''}", shortened(names, 3)) for text, names in groups.items()]
         if rows:
             console.print(listed(title, ("what", "how many", "such as"), rows))
-    classes_ = f"{len(made.classes)} classes: {shortened(made.classes)}"
+    classes_ = f"{len(made.classes)} class{'es' * (len(made.classes) > 1)}: {shortened(made.classes)}"
     console.print(
         escape(f"{dest}: {made.train} training and {made.val} validation images, {classes_}."), soft_wrap=True
     )

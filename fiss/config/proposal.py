@@ -19,7 +19,6 @@ from fiss.data.dataset import Dataset, FileSplit, Split, shortened
 from fiss.data.index import DataCheck, inspect
 from fiss.data.reading import FileError, Reading
 from fiss.data.sources import open_dataset, recognise
-from fiss.errors import UserError
 from fiss.labels import IGNORE, TaskStream
 from fiss.methods.finetune import Finetune
 from fiss.models.encoders import recognise_encoder
@@ -46,13 +45,15 @@ class Machine:
     """Free, in GiB."""
     gpu: str = ""
     """Its name; empty: none."""
+    load: float = 0.0
+    """Processes that want to compute, mean of the last minute."""
 
     @classmethod
     def here(cls) -> "Machine":
         """This one."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        return cls(cores, free_bytes() / 2**30, gpu)
+        return cls(cores, free_bytes() / 2**30, gpu, os.getloadavg()[0])
 
     def __str__(self) -> str:
         return f"{self.gpu or 'no GPU'}, {self.cores} cores, {self.memory:.0f} GiB of memory free"
@@ -115,9 +116,11 @@ def propose(
     found = inspect(dataset.read_as(how), progress)
     for notice in (*found.notices, *map(str, found.suspicions)):
         (progress or Progress()).notice(notice)
-    if found.problems:
-        raise UserError(f"{root} has {len(found.problems)} problem(s): `fiss data check {root}` lists them.")
+    found.refuse()
     machine = Machine.here()
+    if machine.load > machine.cores + 1 and not machine.gpu:
+        busy = f"This machine is busy (load {machine.load:.0f} on {machine.cores} cores)"
+        (progress or Progress()).notice(f"{busy}, so less is proposed than it can do when it is not.")
     data = replace(recognise(root), window=how.window)
     config = replace(base, name=root.resolve().name or "start", data=data).replace(model={"channels": how.channels})
     config = _network(_tasks(config, found, reasons), str(weights), reasons)
@@ -263,7 +266,7 @@ def _within(
     reasons["world.sample_ratio"] = (
         f"there are {images} images, too many for {seconds / 60:.0f} minutes: a part of them"
     )
-    share /= config.world.clients
+    share = round(share / config.world.clients, 4)
     world = {"split": "published", "sample_ratio": share, "single_ratio": share}
     reasons["world.split"] = "each site draws a part of the images"
     return config.replace(world=world)

@@ -1,8 +1,10 @@
-"""Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms.
+"""Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms, which take
+seconds to import and are imported when the first image is asked for.
 
 A training sample is asked for by (index, key): the key seeds its crop and flip, so that a sample depends neither on
 which worker makes it nor on what was made before. Images keep the type in which they are read, mostly bytes, until
-they are on the device; `normalise` scales them there.
+they are on the device; `normalise` scales them there. Masks are resized as Pillow does it: torchvision's plain NEAREST,
+which it takes for them by itself, is half a pixel off.
 """
 
 from collections.abc import Sequence
@@ -13,17 +15,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms.v2 import functional as F
 
 from fiss.data.dataset import Split
 from fiss.errors import UserError, check_fields, check_least
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, in RGB."""
-
-BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
-"""As Pillow resizes: torchvision's plain NEAREST, which it takes for masks by itself, is half a pixel off."""
 
 View = Literal["published", "full"]
 
@@ -55,10 +52,15 @@ class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
     """Augmented images (channels, crop, crop) and masks of ids (crop, crop), by (index, key)."""
 
     def __init__(self, split: Split, spec: AugmentSpec) -> None:
+        from torchvision.transforms import v2
+
         self.split, self.spec = split, spec
         self.part = v2.RandomResizedCrop((spec.crop, spec.crop), spec.scale, spec.ratio)
 
     def __getitem__(self, sample: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms import InterpolationMode as Mode
+        from torchvision.transforms.v2 import functional as F
+
         index, key = sample
         image, mask = _tensors(self.split, index)
         before = torch.get_rng_state()
@@ -67,8 +69,8 @@ class TrainingImages(TorchDataset[tuple[Tensor, Tensor]]):
         flip = bool(torch.rand(()) < self.spec.flip)
         torch.set_rng_state(before)
         size = [self.spec.crop, self.spec.crop]
-        image = F.resized_crop(image, **part, size=size, interpolation=BILINEAR, antialias=True)
-        mask = F.resized_crop(mask, **part, size=size, interpolation=NEAREST)
+        image = F.resized_crop(image, **part, size=size, interpolation=Mode.BILINEAR, antialias=True)
+        mask = F.resized_crop(mask, **part, size=size, interpolation=Mode.NEAREST_EXACT)
         return (image.flip(-1), mask[0].flip(-1)) if flip else (image, mask[0])
 
 
@@ -80,12 +82,15 @@ class ScoredImages(TorchDataset[tuple[Tensor, Tensor]]):
         self.split, self.size = split, size
 
     def __getitem__(self, sample: tuple[int, View]) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms import InterpolationMode as Mode
+        from torchvision.transforms.v2 import functional as F
+
         index, view = sample
         image, mask = _tensors(self.split, index)
         if view == "published":
             size = [self.size]
-            image = F.center_crop(F.resize(image, size, interpolation=BILINEAR, antialias=True), size)
-            mask = F.center_crop(F.resize(mask, size, interpolation=NEAREST), size)
+            image = F.center_crop(F.resize(image, size, interpolation=Mode.BILINEAR, antialias=True), size)
+            mask = F.center_crop(F.resize(mask, size, interpolation=Mode.NEAREST_EXACT), size)
         return image, mask[0]
 
 

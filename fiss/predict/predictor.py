@@ -164,11 +164,7 @@ class Predictor:
         return [self._prediction(found[i], image.shape[:2]) for i, image in enumerate(images)]
 
     def _prediction(self, logits_Chw: Tensor, size: tuple[int, int]) -> Prediction:
-        much = math.prod(size) > 4 * math.prod(logits_Chw.shape[1:])  # else finding out takes as long
-        channels = _may_win(logits_Chw) if much else torch.arange(len(logits_Chw))
-        found, _ = _most_likely(_enlarged(logits_Chw[channels], size), size, False)
-        mask = channels.to(torch.uint8).cpu().numpy()[found]
-        return Prediction(mask, self.names, partial(_enlarged, logits_Chw, size))
+        return Prediction(channels_of(logits_Chw, size), self.names, partial(_enlarged, logits_Chw, size))
 
     @torch.inference_mode()
     def _tiled(self, image: Picture) -> Prediction:
@@ -186,6 +182,15 @@ class Predictor:
 
         mask, confidence = _most_likely(blocks(), size, True)
         return Prediction(mask, self.names, blocks, confidence)
+
+
+def channels_of(logits_Chw: Tensor, size: tuple[int, ...]) -> Bytes:
+    """The channel of every pixel, (H, W), once the logits are enlarged to that size."""
+    much = math.prod(size) > 4 * math.prod(logits_Chw.shape[1:])  # else finding out takes as long
+    channels = _may_win(logits_Chw) if much else torch.arange(len(logits_Chw))
+    found, _ = _most_likely(_enlarged(logits_Chw[channels], size), size, False)
+    mask: Bytes = channels.to(torch.uint8).cpu().numpy()[found]
+    return mask
 
 
 def logits_of(model: Segmenter, image: Picture, size: int = 0) -> Tensor:

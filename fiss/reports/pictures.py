@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from fiss.config.presets import label
 from fiss.data.label_maps import evaluation_table, training_table
-from fiss.data.reading import Bytes, as_shown
-from fiss.data.transforms import ScoredImages, TrainingImages, View, normalise, stack
+from fiss.data.reading import as_shown
+from fiss.data.transforms import TrainingImages, normalise, stack
 from fiss.errors import UserError, writing
-from fiss.labels import IGNORE, LabelSpace
+from fiss.labels import LabelSpace
 from fiss.methods.base import Step
 from fiss.methods.pseudo_labels import PseudoLabelled
 from fiss.models.segmenter import pad
 from fiss.predict.palette import FIRST, Legend, colours_of, draw_legend, legend_of, paint
-from fiss.predict.predictor import logits_of
+from fiss.predict.predictor import channels_of, logits_of
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.scoring import Validation
@@ -74,24 +74,12 @@ def draw(paths: Sequence[Path], out: Path, progress: Progress) -> None:
 
 
 def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress) -> None:
-    """One row per image: the image, the truth, and what the models after each task of one run see, at the size at which
-    they are scored."""
+    """One row per image: the image, the truth, and what the models after each task of one run see."""
     from matplotlib.figure import Figure
 
     folder = RunFolder.open(path)
     models, validation = list(folder.last_models().values()), Validation.of_run(folder, progress)
-    images = _chosen(validation, folder, models[-1])
-    views = ScoredImages(validation.split, validation.config.evaluation.size)
-    colours = colours_of(len(validation.classes) + 1)
-    view: View = "published" if validation.config.evaluation.size else "full"
-    shown = [[tensor.numpy() for tensor in views[i, view]] for i in images]
-    rows = [[picture.transpose(1, 2, 0), _painted(mask, colours)] for picture, mask in shown]
-    for name in models:
-        model, space = validation.model(folder, name)
-        ids = _ids(validation.classes, validation.readable(space))
-        with torch.inference_mode():
-            for row in rows:
-                row.append(_painted(ids[logits_of(model, row[0]).argmax(0).cpu().numpy()], colours))
+    rows = Strip(folder, validation, tuple(_chosen(validation, folder, models[-1]))).rows(models)
     figure = Figure(figsize=(2.1 * len(rows[0]), 2.1 * len(rows) + 0.3), dpi=100, layout="constrained")
     _tiled(figure, figure.add_gridspec(len(rows), len(rows[0])), rows, ["image", "truth", *titles])
     draw_legend(figure, _legend(validation.classes, rows))
@@ -102,11 +90,6 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
 def _legend(classes: Sequence[str], rows: Iterable[Sequence[Any]]) -> Legend:
     """Of rows of an image and painted labels beside it."""
     return legend_of(classes, (tile for row in rows for tile in row[1:]))
-
-
-def _painted(ids: NDArray[Any], colours: Bytes) -> Bytes:
-    """Ids in their colours; 255 is white."""
-    return paint(np.where(ids == IGNORE, len(colours), ids).astype(np.int64), colours)
 
 
 def _tiled(figure: Any, grid: Any, rows: Sequence[Sequence[Any]], titles: Sequence[str]) -> None:
@@ -138,13 +121,15 @@ def _ids(classes: Sequence[str], space: LabelSpace) -> Labels:
 
 
 def _predictions(validation: Validation, folder: RunFolder, name: str, images: Sequence[int]) -> list[Labels]:
-    """Data-set ids that a model of a run sees in each image."""
+    """Data-set ids that a model of a run sees in each image, given to it as for `fiss predict`: at the size at which it
+    is scored."""
     model, space = validation.model(folder, name)
     ids, found = _ids(validation.classes, validation.readable(space)), []
     with torch.inference_mode():
         for i in images:
             picture, _ = validation.split.read(i)
-            found.append(ids[logits_of(model, picture).argmax(0).cpu().numpy()])
+            logits = logits_of(model, picture, validation.config.evaluation.size)
+            found.append(ids[channels_of(logits, picture.shape[:2])])
     return found
 
 

@@ -20,7 +20,7 @@ from fiss.federation.spec import FederationSpec
 from fiss.methods import find
 from fiss.predict import export
 from fiss.predict import predictor as predictor_module
-from fiss.predict.palette import colours_of, draw_legend, legend_of, paint
+from fiss.predict.palette import class_colours, colours_of, draw_legend, legend_of, paint
 from fiss.predict.pictures import write
 from fiss.predict.predictor import Predictor
 from fiss.predict.tiles import strips
@@ -285,6 +285,23 @@ def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path
         for legend in drawn
     )
     assert len(drawn) == 2
+
+
+def test_pictures_show_what_predict_shows(tiny, finished, monkeypatch):
+    """A network looks at an image at the size at which it is scored, whatever size the image has."""
+    folder, predictor = RunFolder.open(finished(tiny)), Predictor(finished(tiny), "cpu")
+    strip, last = pictures.Strip.of(folder, Progress()), list(folder.last_models().values())[-1:]
+    config = strip.validation.config.replace(evaluation={"size": 16})  # of images of 32
+    smaller = replace(strip, validation=replace(strip.validation, config=config))
+    predictor.size, sizes = 16, []
+    real = pictures.channels_of
+    monkeypatch.setattr(
+        pictures, "channels_of", lambda logits, size: sizes.append((*logits.shape[1:], *size)) or real(logits, size)
+    )
+    for i, row in zip(strip.images, smaller.rows(last), strict=True):
+        seen = next(predictor.segment([strip.validation.split.read(i)[0]]))
+        assert (row[2] == class_colours(predictor)[seen.mask]).all()
+    assert set(sizes) == {(16, 16, 32, 32)}
 
 
 def test_colours_differ_and_a_figure_has_their_legend():

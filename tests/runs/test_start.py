@@ -272,5 +272,14 @@ def test_a_sweep_says_what_its_runs_would_say(tiny, tmp_path, monkeypatch):
 def test_a_data_set_with_problems_is_not_proposed_for(tmp_path):
     root = make_folder(tmp_path)
     (root / "masks" / "p1.png").unlink()
-    with pytest.raises(UserError, match="fiss data check"):
+    with pytest.raises(UserError, match=r"1 problem.*\n.*p1\.png: missing mask"):
         fiss.propose(root)
+
+
+@pytest.mark.parametrize(("cores", "said"), [(1, 1), (64, 0)])
+def test_a_busy_machine_is_said(cores, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(proposal.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(proposal.os, "sched_getaffinity", lambda _: range(cores))
+    progress = Said()
+    fiss.propose(make_folder(tmp_path), minutes=1, progress=progress)
+    assert sum("This machine is busy (load 9 on 1 cores)" in text for text in progress.notices) == said

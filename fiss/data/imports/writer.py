@@ -256,7 +256,7 @@ def _report(result: Imported, about: Line) -> str:
         f"# Import of kind {about['kind']}",
         "",
         *(f"- {key}: `{value}`" for key, value in about.items() if key != "kind"),
-        f"- {result.train} training and {result.val} validation images, {len(result.classes)} classes",
+        f"- {result.train} training and {result.val} validation images; classes: {shortened(result.classes)}",
         f"- dropped: {total}",
     ]
     for title, groups in (("Dropped", result.dropped), ("Good to know", result.notes)):
