@@ -68,7 +68,7 @@ def _small_data(scenario: Scenario) -> list[str]:
     if each < FEW_STEPS:
         names = scenario.tasks.names(0)
         found.append(
-            f"The first task ({len(names)} classes) is too small to train a network from random weights: "
+            f"The first task ({len(names)} class{'es' * (len(names) > 1)}) is too small to train a network from random weights: "
             f"{each:.0f} steps for each site. More classes in it (tasks.split), more rounds (world.rounds) or epochs "
             "(training.epochs) help, and so do pretrained weights (model.weights)."
         )
