@@ -63,7 +63,7 @@ def _group(kind: str, problems: Sequence[Problem]) -> Finding:
         return Finding(f"{first.file}: {kind}{first.detail}.", first.remedy, stems)
     names = shortened([Path(problem.file).name for problem in problems], NAMED)
     spans = [problem.span for problem in problems if problem.span]
-    detail = f"; the first:{first.detail}" if first.detail else ""
+    detail = f"; the first: {first.detail.lstrip(' :,')}" if first.detail else ""
     if spans:
         detail = f", values from {min(low for low, _ in spans):g} to {max(high for _, high in spans):g}"
     return Finding(f"{len(problems)} files: {kind} ({names}){detail}.", first.remedy, stems)
@@ -83,7 +83,9 @@ def unlabelled(dataset: Dataset, summary: SplitSummary, mending: Mending) -> Pro
     if not summary.images.any() or summary.images[1 : len(dataset.classes) + 1].any():
         return None
     found = [int(i) for i in np.nonzero(summary.images)[0]]
-    ignored = f": 255 is ignored, so {shortened(dataset.classes, NAMED)} is in none" if IGNORE in found else ""
+    if set(found) - {0, IGNORE}:
+        return None  # ids that no class has are a problem of each mask
+    ignored = f": 255 is ignored, so none shows {shortened(dataset.classes, NAMED)}" if IGNORE in found else ""
     detail = f" {' and '.join(map(str, found))}{ignored}"
     remedy = f"if 255 is a class: `{mending.values({IGNORE: dataset.classes[0]})}`" if IGNORE in found else ""
     return Problem("train", "all masks hold only", detail, remedy)

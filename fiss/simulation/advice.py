@@ -66,9 +66,9 @@ def _small_data(scenario: Scenario) -> list[str]:
     steps = scenario.steps() - scenario.steps(len(rounds))
     each = steps / max(1, sum(len(r.selected) for r in rounds)) * len(rounds)
     if each < FEW_STEPS:
-        names = scenario.tasks.names(0)
+        count = len(scenario.tasks.names(0))
         found.append(
-            f"The first task ({len(names)} class{'es' * (len(names) > 1)}) is too small to train a network from random weights: "
+            f"The first task ({count} class{'es' * (count > 1)}) is too small to train a network from random weights: "
             f"{each:.0f} steps for each site. More classes in it (tasks.split), more rounds (world.rounds) or epochs "
             "(training.epochs) help, and so do pretrained weights (model.weights)."
         )
