@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -205,8 +206,8 @@ def monitor_table() -> Table:
 def closing(run: fiss.Run) -> Iterator[Table | str]:
     """The scores of a run, and what to do next."""
     yield score_table(run.folder.ends(), run.path.name)
-    path = escape(str(run.path))
-    yield f"{path}/report.html  [dim]all of it on one page, for a browser[/]"
+    path = shlex.quote(str(run.path))
+    yield f"{escape(str(run.path))}/report.html  [dim]all of it on one page, for a browser[/]"
     yield from next_commands(
         (f"fiss predict {path} IMAGE...", "segments images with the last model"),
         (f"fiss run {path}/config.toml --method finetune", "the same with another method (`fiss methods`)"),
@@ -225,7 +226,7 @@ def proposal_lines(made: fiss.Proposal, out: Path, runs: bool) -> Iterator[Table
     yield f"{escape(str(out))}  [dim]the whole config, to be changed as you like[/]"
     yield f"It will take about {minutes} minute{'s' * (minutes > 1)} here, from a few timed steps."
     if not runs:
-        yield from next_commands((f"fiss run {escape(str(out))}", "runs it"))
+        yield from next_commands((f"fiss run {shlex.quote(str(out))}", "runs it"))
 
 
 def next_commands(*lines: tuple[str, str]) -> Iterator[str]:
@@ -233,7 +234,7 @@ def next_commands(*lines: tuple[str, str]) -> Iterator[str]:
     width = max(len(command) for command, _ in lines)
     yield "next:"
     for command, what in lines:
-        yield f"  {command:{width}}  [dim]{what}[/]"
+        yield f"  {escape(command):{width}}  [dim]{what}[/]"
 
 
 def federation_table(status: FederationStatus, values: Mapping[str, Any]) -> Table:

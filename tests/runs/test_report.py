@@ -15,7 +15,7 @@ from fiss.errors import UserError
 from fiss.methods.fbl import FBL
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
-from fiss.reports import pictures, report
+from fiss.reports import pictures, report, timeline
 from fiss.runs.folder import RunFolder
 from fiss.simulation import experiment
 from fiss.simulation.scenario import open_scenario
@@ -184,3 +184,15 @@ def test_names_cannot_break_the_page(played, tmp_path):
     assert "<b>&amp;</summary>" not in text
     assert "&lt;b&gt;&amp;amp;" in text
     assert RunFolder(run).finished()
+
+
+def test_rounds_are_counted_as_on_the_screen(tiny, finished, monkeypatch):
+    """From 1, and a dashed line stands between the last round of a task and the first of the next."""
+    rounds, drawn = RunFolder.open(finished(replace(tiny, method=methods.find("mib")))).rounds(), []
+    monkeypatch.setattr(timeline, "svg", lambda figure, _: drawn.append(figure.axes[0]) or "")
+    timeline.calendar("mib", rounds)
+    timeline.losses({"mib": rounds})
+    trained, *_, boundary = drawn[0].lines
+    assert set(trained.get_xdata()) == {1, 2, 3, 4}
+    assert list(boundary.get_xdata()) == [2.5, 2.5]
+    assert list(drawn[1].lines[0].get_xdata()) == [1, 2, 3, 4]
