@@ -173,18 +173,24 @@ def method_table() -> Table:
 
 def field_table(name: str) -> Table:
     """What can be set about a method."""
-    from fiss.methods import find
+    from fiss.config.listing import method_fields
 
-    method = find(name)
-    texts, hints = meanings(type(method)), get_type_hints(type(method))
-    rows = [
-        (field.name, in_words(hints[field.name]), plainly(getattr(method, field.name)), texts.get(field.name, ""))
-        for field in fields(method)
-    ]
-    parts = f"parts to take out: --ablate {', '.join(method.ablations)}" if method.ablations else None
-    title = f"{name}: {fiss.list_methods().get(name, type(method).__doc__)}"
+    if name in fiss.list_methods():
+        found, parts = method_fields(name)
+        rows = [(key, takes, plainly(has), text) for key, (takes, has, text) in found.items()]
+    else:
+        from fiss.methods import find
+
+        method = find(name)
+        texts, hints, parts = meanings(type(method)), get_type_hints(type(method)), tuple(method.ablations)
+        rows = [
+            (field.name, in_words(hints[field.name]), plainly(getattr(method, field.name)), texts.get(field.name, ""))
+            for field in fields(method)
+        ]
+    title = f"{name}: {fiss.list_methods().get(name) or method.__doc__}"
+    caption = f"parts to take out: --ablate {', '.join(parts)}" if parts else None
     head = ("method.FIELD", "takes", "has", "what it is")
-    return listed(title, head, rows, caption=parts, show_lines=True)
+    return listed(title, head, rows, caption=caption, show_lines=True)
 
 
 def plainly(value: object) -> str:

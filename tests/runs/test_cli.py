@@ -4,7 +4,8 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import get_type_hints
 
 import pytest
 from command_line import fiss
@@ -14,8 +15,9 @@ from worlds import make_folder
 from fiss.cli import app
 from fiss.cli.names import complete_methods, complete_presets
 from fiss.config.config import to_toml
-from fiss.config.listing import list_methods, list_presets
+from fiss.config.listing import list_methods, list_presets, method_fields
 from fiss.config.presets import PRESETS
+from fiss.config.section import in_words, meanings
 from fiss.methods import METHODS
 from fiss.monitors.rules import RULES
 
@@ -23,7 +25,7 @@ from fiss.monitors.rules import RULES
 def test_help_imports_nothing_heavy():
     """`fiss --help` answers at once: torch, numpy and the rest are imported only by the commands that need them."""
     heavy = ["matplotlib", "torch", "torchvision", "numpy", "PIL", "safetensors", "segmentation_models_pytorch", "timm"]
-    for arguments in ([], ["--help"], ["run", "-h"], ["methods"], ["presets"], ["monitors"]):
+    for arguments in ([], ["--help"], ["run", "-h"], ["methods"], ["methods", "fbl"], ["presets"], ["monitors"]):
         code = (
             f"import sys; sys.argv = ['fiss', *{arguments!r}]\n"
             "from fiss.cli import main\n"
@@ -100,6 +102,13 @@ def test_presets_and_methods(capsys):
 
 def test_the_lists_name_everything_without_importing_it():
     assert list(list_methods()) == list(METHODS)
+    for name, make in METHODS.items():  # read from the sources: the same as of what is imported
+        method, (found, parts) = make(), method_fields(name)
+        texts, hints = meanings(type(method)), get_type_hints(type(method))
+        assert [(key, *own) for key, own in found.items()] == [
+            (f.name, in_words(hints[f.name]), getattr(method, f.name), texts.get(f.name, "")) for f in fields(method)
+        ]
+        assert parts == tuple(method.ablations)
     assert list(list_presets()) == list(PRESETS)
     assert all({**list_methods(), **list_presets()}.values())
 

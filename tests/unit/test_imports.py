@@ -37,7 +37,8 @@ def imported(kind, root, dest, **options):
         read |= {name: split.read(i) for i, name in enumerate(split.stems)}
     assert (len(found.dataset.train.stems), len(found.dataset.val.stems)) == (made.train, made.val)
     assert found.dataset.classes == made.classes
-    assert sorted(path.name for path in dest.parent.glob("*.part")) == []
+    assert sorted(path.name for path in dest.parent.rglob("*.part")) == []
+    assert all(sorted(p.stem for p in (dest / folder).iterdir()) == sorted(read) for folder in ("images", "masks"))
     return made, heard.notices, {k: v[1] for k, v in read.items()}, {k: v[0] for k, v in read.items()}
 
 
