@@ -1,10 +1,10 @@
-"""Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms, which take
-seconds to import and are imported when the first image is asked for.
+"""Joint image-and-mask augmentation and the views of an image that are scored, on torchvision's transforms.
 
 A training sample is asked for by (index, key): the key seeds its crop and flip, so that a sample depends neither on
 which worker makes it nor on what was made before. Images keep the type in which they are read, mostly bytes, until
 they are on the device; `normalise` scales them there. Masks are resized as Pillow does it: torchvision's plain NEAREST,
-which it takes for them by itself, is half a pixel off.
+which it takes for them by itself, is half a pixel off. torchvision takes seconds to import, so it waits for the first
+image.
 """
 
 from collections.abc import Sequence
