@@ -359,10 +359,7 @@ def shown(root):
     page = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
         with Browser(root / "profile") as browser:
-            while subprocess.run(
-                ["curl", "-s", f"localhost:{port}"], stdout=subprocess.DEVNULL, check=False
-            ).returncode:
-                time.sleep(0.2)
+            wait_for_port(port)
             browser.open(f"http://127.0.0.1:{port}/?token={token}")
             yield browser
             assert not browser.complaints
