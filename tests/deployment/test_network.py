@@ -386,7 +386,7 @@ def test_the_tutorial_as_it_stands(tmp_path):
                 command = command.replace("8102", str(free_port())) if "init" in command else command
                 subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
                 if browser and "init" in command:
-                    browser.until("document.querySelector('#name').textContent === 'demo'")
+                    browser.until("document.querySelector('#name')?.textContent === 'demo'")
                     assert states(browser) == ["? unknown", "? unknown"]
                     assert browser.see("document.querySelectorAll('#losses polyline').length") == 0
                 if browser and " run " in command:
