@@ -61,7 +61,8 @@ def test_sites_are_stopped_and_removed_while_it_goes_on(tmp_path):
 
         # a site is killed while its job begins: nothing of it stays, and the others' rounds go on
         kit = here.folder / "kits" / "b"
-        running = here.run(9, 3)
+        here.until(lambda: len(supervisor.survey(here.folder).connected or ()) == 3)
+        running = here.run(9, 2)
         here.until(lambda: any("worker_process" in words for words in processes(kit).values()))
         here.processes["b"].kill()  # nothing starts it again
         os.kill(next(pid for pid, words in processes(kit).items() if "client_train" in words), signal.SIGKILL)
