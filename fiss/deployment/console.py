@@ -31,7 +31,7 @@ PLAIN = (
     ),
     (
         re.compile(r"Failed to send heartbeat.*error:client_quit"),  # the server answered, and refused it
-        "the server turns this site away: it was removed from the federation. Stop it with `touch shutdown.fl` in its kit.",
+        "the server turns this site away: it was removed from the federation. `touch shutdown.fl` in its kit stops it.",
     ),
     (re.compile(r"Reject disabled client (?:registration|heartbeat): (\S+)"), "{} was removed, and is turned away."),
 )
