@@ -256,7 +256,7 @@ def federation_table(status: FederationStatus, values: Mapping[str, Any]) -> Tab
     table.add_row("classes", escape(", ".join(values["classes"])) or "none yet")
     for name, site in values["sites"].items():
         parts = ["not reached" if connected is None else "connected" if name in connected else "not connected"]
-        parts = ["refused"] if name in status.removed else parts
+        parts = [] if site["state"] == "removed" else parts
         parts += [site["state"]] if site["state"] not in ("there", "unknown") else []
         parts += ["in the present job" if name in status.job.sites and name not in status.job.missing else ""]
         took = site["last_round"]
@@ -283,10 +283,10 @@ def site_table(values: Mapping[str, Any]) -> Table:
         losses = ", ".join(f"{name} {value:.3f}" for name, value in values["losses"].items())
         table.add_row("last round", f"{values['round'] + 1}")
         table.add_row("trained in", f"{values['trained']} of {values['rounds']} rounds; last {values['images']} images")
-        table.add_row("losses", escape(losses) or "none yet")
+        table.add_row("losses", escape(losses) or "none")
         table.add_row("its classes", escape(", ".join(values["classes"])) or "none")
         table.add_row("the federation's", escape(", ".join(values["known"])) or "none yet")
-        table.add_row("teacher", values["teacher"] or "none: it has nothing to forget yet")
+        table.add_row("teacher", values["teacher"] or "none")
         table.add_row("GPU", escape(values["device"]))
     for number, line in enumerate(values["log"][-5:]):
         table.add_row("" if number else "log", escape(line))

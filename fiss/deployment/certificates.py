@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import scrypt
 from pathlib import Path
@@ -41,12 +41,17 @@ def valid_until(folder: Path) -> dict[str, datetime]:
 def expiring(folder: Path, now: datetime | None = None) -> list[str]:
     """What to say of certificates that end within a month."""
     try:
-        ends, now = valid_until(folder), now or datetime.now(UTC)
+        return warnings(folder, valid_until(folder), provisioning.disabled_sites(folder), now)
     except UserError:  # provision/ may be kept elsewhere
         return []
-    gone = set(provisioning.disabled_sites(folder))
-    soon = [f"{name} {end:%Y-%m-%d}" for name, end in ends.items() if end - now < timedelta(WARN_DAYS)]
-    soon = [text for text in soon if text.split()[0] not in gone]
+
+
+def warnings(
+    folder: Path, ends: Mapping[str, datetime], gone: Collection[str], now: datetime | None = None
+) -> list[str]:
+    """The same, of certificates that end then; those of sites that have `gone` do not matter."""
+    now = now or datetime.now(UTC)
+    soon = [f"{n} {end:%Y-%m-%d}" for n, end in ends.items() if end - now < timedelta(WARN_DAYS) and n not in gone]
     return [f"certificates end: {', '.join(soon)}. `fiss federation renew {folder}` makes new ones"] if soon else []
 
 

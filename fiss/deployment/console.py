@@ -29,6 +29,10 @@ PLAIN = (
         re.compile(r"registration rejected: Client \S+ is disabled"),
         "this site was removed from the federation, and its kit is refused; another kit has another name.",
     ),
+    (
+        re.compile(r"Failed to send heartbeat.*error:client_quit"),  # the server answered, and refused it
+        "the server turns this site away: it was removed from the federation. `touch shutdown.fl` in its kit stops it.",
+    ),
     (re.compile(r"Reject disabled client (?:registration|heartbeat): (\S+)"), "{} was removed, and is turned away."),
 )
 AWAY = re.compile(r"no connection to server|cannot send to 'server'|Retrying \[\S+ ACTIVE grpc")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fiss.config.config import from_toml
 from fiss.deployment.certificates import install
 from fiss.deployment.job_status import silent_sites
-from fiss.deployment.log import Logged
+from fiss.deployment.log import Logged, cut_audit
 from fiss.deployment.server import PROBLEM, number_sites, run_rounds
 from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import read_site
@@ -55,6 +55,7 @@ def site_client(
     spec, own = read_site(folder / "site.toml"), folder / "fiss"
     progress = Logged(LogProgress(), own)
     _forget_jobs(folder)
+    cut_audit(folder)
     if until := install(folder, certificates or {}):
         progress.notice(f"a new certificate, valid until {until:%Y-%m-%d}, is used from the next start on.")
     client = SiteClient(own, from_toml(config), spec, progress, differences)

@@ -2,6 +2,8 @@
 
 import fcntl
 import logging
+import os
+import shutil
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from fiss.progress import Progress
 LOG = "fiss.log"
 LARGEST, KEPT = 1_000_000, 5
 """Bytes of a file, and how many full ones are kept besides it."""
+AUDIT, LONGEST_AUDIT = "audit.log", 5_000_000
+"""FLARE's account of who asked for what, in each kit. `run` asks twice a second; FLARE lets it grow without end."""
 
 
 class SharedLog(RotatingFileHandler):
@@ -36,6 +40,15 @@ class SharedLog(RotatingFileHandler):
         if self.stream is not None:
             self.stream.close()
             self.stream = None
+
+
+def cut_audit(kit: Path) -> None:
+    """Let FLARE's audit.log begin anew where it is long; the last one is kept beside it. FLARE appends to it, so it can
+    be emptied while it is open."""
+    path = kit / AUDIT
+    if path.is_file() and path.stat().st_size > LONGEST_AUDIT:
+        shutil.copyfile(path, path.with_name(f"{AUDIT}.1"))
+        os.truncate(path, 0)
 
 
 def plain_log(folder: Path) -> logging.Logger:

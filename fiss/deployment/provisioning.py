@@ -46,6 +46,7 @@ PRIVACY = {
     "default_scope": "site",
 }
 """The sample of privacy.json in a site's kit, in place of FLARE's, which names classes that do not exist."""
+DISABLED = "disabled_clients.json"
 LOGGING, LOG_BYTES = "log_config.json", 5_000_000
 """How FLARE logs: each of its four files has three older ones of so many bytes, and the console hears little."""
 CONSOLE = "fiss.deployment.console.ConsoleHandler"
@@ -109,7 +110,7 @@ def read_project(folder: Path) -> Project:
 
 def disabled_file(folder: Path) -> Path:
     """Where FLARE's server keeps the names of sites that it turns away."""
-    return folder / "kits" / read_project(folder).server / "disabled_clients.json"
+    return folder / "kits" / read_project(folder).server / DISABLED
 
 
 def disabled_sites(folder: Path) -> list[str]:
@@ -163,6 +164,8 @@ def upgrade(path: Path) -> dict[Path, bool]:
         if old:
             write_atomically(kit / RESOURCES, json.dumps(allow_classes(resources), indent=1).encode())
         changed[kit] = _write_logging(kit) or old
+        if kit.name != ADMIN:
+            write_unit(kit)  # for the place where the kit lies now
     return changed
 
 

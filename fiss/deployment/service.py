@@ -11,7 +11,7 @@ TEXT = """\
 # To install on this machine (adapt User):
 #   sudo cp {kit}/{unit} /etc/systemd/system/{name}.service
 #   sudo systemctl daemon-reload && sudo systemctl enable --now {name}
-# Written for this place and this Python: after moving the kit, `fiss federation site` writes a site's anew.
+# Written for this place and this Python: after moving the kit, `fiss federation upgrade KIT` writes it anew.
 [Unit]
 Description=fiss federation, {what}
 Wants=network-online.target

@@ -64,7 +64,7 @@ class Followed:
 
     def __init__(self, answer: Callable[[Message], Message], folder: Path, holds: Callable[[], Sequence[str]]) -> None:
         self.answer, self.folder, self.holds, self.log = answer, folder, holds, plain_log(folder)
-        self.status = SiteStatus.read(folder)
+        self.status, self.last_trained = SiteStatus.read(folder), -1
         if self.status.problem and self.status.round < 0:
             self.log.info(self.status.problem)
 
@@ -99,10 +99,15 @@ class Followed:
         else:
             teacher = asked["teacher"]["name"] if asked["teacher"] else ""
             changed |= {"images": result["images"], "losses": result["losses"], "teacher": teacher}
-            changed["trained"] = self.status.trained + (result["images"] > 0)
+            if result["images"] and asked["round"] != self.last_trained:  # with sums it is asked twice
+                self.last_trained = asked["round"]
+                changed["trained"] = self.status.trained + 1
             losses = ", ".join(f"{name} {value:.3f}" for name, value in result["losses"].items())
-            trained = f"trained on {result['images']} images in {time() - began:.0f} s"
-            words += [f"{trained}: {losses}" if result["images"] else "nothing to train on"]
+            what = (
+                f"trained on {result['images']} images" if losses else f"added up {result['images']} images' features"
+            )
+            words += [f"{what} in {time() - began:.0f} s" if result["images"] else "nothing to train on"]
+            words[-1] += f": {losses}" if losses else ""
         self._tell(**changed)
         for text in words:
             self.log.info("round %d: %s", asked["round"] + 1, text)

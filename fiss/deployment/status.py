@@ -1,7 +1,7 @@
 """Where a federation stands, at the server and at a site, as plain values: for tables, `--json` and the web page."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import time
@@ -15,7 +15,7 @@ from fiss.deployment.supervisor import FederationStatus
 from fiss.errors import UserError
 from fiss.runs.records import RoundRecord
 
-STATES = ("there", "working", "late", "gone", "refused", "unknown")
+STATES = ("there", "working", "late", "gone", "refused", "removed", "unknown")
 LEAST_SPACE = 2**30
 """Bytes below which a disk is called nearly full."""
 LONG = 900.0
@@ -24,8 +24,16 @@ LINES = 10
 """Of the log, in a status."""
 
 
-def site_state(name: str, job: JobStatus, connected: Mapping[str, float] | None, last: RoundRecord | None) -> str:
-    """One of `STATES`; `connected` is None where nobody knows who is."""
+def site_state(
+    name: str,
+    job: JobStatus,
+    connected: Mapping[str, float] | None,
+    last: RoundRecord | None,
+    removed: Collection[str] = (),
+) -> str:
+    """One of `STATES`; `connected` is None where nobody knows who is. `removed` sites are turned away."""
+    if name in removed:
+        return "removed"
     if name in job.waiting:
         return "working"
     if name in job.missing or (connected is not None and name not in connected):
@@ -66,12 +74,12 @@ def server_values(status: FederationStatus) -> dict[str, Any]:
     sites = {}
     for name in status.project.sites:
         record, reply = took.get(name, (None, None))
-        total = sum(other.images for other in record.replies) if record else 0
+        held = {other.client: other.images for other in record.replies} if record else {}  # some answer twice
         sites[name] = {
-            "state": site_state(name, job, status.connected, last),
+            "state": site_state(name, job, status.connected, last, status.removed),
             "last_round": record.round + 1 if record else None,
             "images": reply.images if reply else None,
-            "share": reply.images / total if reply else None,
+            "share": reply.images / sum(held.values()) if reply else None,
         }
     moved = [record for record in rounds if record.transitions]
     return {

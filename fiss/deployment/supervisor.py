@@ -20,7 +20,7 @@ from fiss.config.config import to_toml
 from fiss.deployment import provisioning
 from fiss.deployment.certificates import expiring, renewed
 from fiss.deployment.job_status import JOB, SILENT, JobStatus, Seen
-from fiss.deployment.log import Logged
+from fiss.deployment.log import Logged, cut_audit
 from fiss.deployment.provisioning import Project
 from fiss.deployment.server import PROBLEM, RENEW, STOP, ServerEvaluator, open_run
 from fiss.errors import UserError
@@ -211,6 +211,8 @@ class _JobSeries:
                 while not status.startswith(ENDED):
                     sleep(1.0)
                     status = admin.status(job)
+                    for kit in self.folder.glob("kits/*"):
+                        cut_audit(kit)
                     self._show_new_rounds()
                     connected = connected_sites(admin)
                     self.seen = self.seen.noted(self.run.path, connected)
@@ -298,7 +300,8 @@ def describe_round(record: RoundRecord) -> str:
     for reply in replies:
         for name, value in reply.losses.items():
             losses[name] = losses.get(name, 0.0) + (value or 0.0) / len(replies)
-    parts = [f"round {record.round + 1}: {', '.join(str(reply.client) for reply in replies) or 'nobody'}"]
+    names = dict.fromkeys(str(reply.client) for reply in replies)  # some answer twice
+    parts = [f"round {record.round + 1}: {', '.join(names) or 'nobody'}"]
     parts += [f"{name} {value:.3f}" for name, value in losses.items()]
     parts += [f"new classes at {', '.join(map(str, record.transitions))}"] if record.transitions else []
     parts += [f"missing: {name} ({why})" for name, why in (record.missing or {}).items()]

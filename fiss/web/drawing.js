@@ -1,7 +1,7 @@
 "use strict";
 // What the page shows: what has changed is drawn, at most once a frame. page.js has the names that both use.
 
-const SIGNS = { there: "●", working: "▶", late: "◷", gone: "○", refused: "✕", unknown: "?" };
+const SIGNS = { there: "●", working: "▶", late: "◷", gone: "○", refused: "✕", removed: "⊘", unknown: "?" };
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4", "3 6", "1 2"];
 const KEPT = 400;  // points of a line that are drawn
 
@@ -90,7 +90,7 @@ function drawFacts() {
   if (states.length) {
     const there = states.filter(state => state === "there" || state === "working").length;
     const counted = Object.entries(SIGNS).map(([state, sign]) => [states.filter(one => one === state).length, sign, state]);
-    fact("sites there", `${there} of ${states.length}`, counted.filter(([n]) => n).map(([n, sign, state]) => `${sign} ${n} ${state}`).join("  "));
+    fact("sites there", `${there} of ${states.filter(state => state !== "removed").length}`, counted.filter(([n]) => n).map(([n, sign, state]) => `${sign} ${n} ${state}`).join("  "));
   } else fact("clients", run.sites.length, "that have trained");
   fact("last transition", run.moved ? `round ${run.moved.r + 1}` : "none yet", run.moved ? run.moved.p.map(site => run.sites[site]).slice(0, 4).join(", ") : "");
   fact("seconds of a round", recent.length ? number(recent.reduce((sum, one) => sum + one.s, 0) / recent.length) : "–", last && last.v ? `${last.v.toFixed(0)} images/s` : "");
@@ -122,6 +122,7 @@ function drawSites() {
       set(row.cells[1], `${SIGNS[state] || ""} ${state}`);
       row.cells[1].className = "words state " + state;
       if (["late", "gone", "refused"].includes(state)) body.prepend(row);  // what is wrong comes first
+      if (state === "removed") { body.append(row); row.cells[5].replaceChildren(); }
     }
     set(row.cells[2], run.last[site] === undefined ? "–" : run.last[site] + 1);
     set(row.cells[3], run.held[site] ?? "–");

@@ -180,6 +180,7 @@ function choose(id) {
   if (location.hash !== "#run=" + id) { location.hash = "run=" + id; return; }
   $("#compared").hidden = true;
   $("#one").hidden = false;
+  $("#file").value = "";
   for (const place of ["#facts", "#strip", "#seen", "#sites tbody", "#answer"]) $(place).replaceChildren();
   for (const report of document.querySelectorAll(".report")) report.replaceChildren();
   $("#toml").hidden = true;

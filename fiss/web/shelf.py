@@ -60,8 +60,7 @@ class Shelf:
 def _runs(folder: Path, depth: int) -> Iterator[WatchedRun]:
     """A run, a federation, or those in the folders below."""
     if (folder / "project.yml").is_file() and (folder / "federation.toml").is_file():
-        if (folder / "run" / "config.toml").is_file():
-            yield WatchedRun(folder / "run", folder)
+        yield WatchedRun(folder / "run", folder)
     elif (folder / "config.toml").is_file():
         yield WatchedRun(folder, folder.parent if (folder.parent / "project.yml").is_file() else None)
     elif depth:

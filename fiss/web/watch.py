@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
@@ -17,9 +17,10 @@ from typing import Any
 
 from fiss.config.config import Config
 from fiss.config.presets import label
+from fiss.deployment import certificates
 from fiss.deployment.job_status import JOB, SEEN, JobStatus, Seen
 from fiss.deployment.log import LOG
-from fiss.deployment.provisioning import read_project
+from fiss.deployment.provisioning import DISABLED, Project, config_of, disabled_sites, read_project
 from fiss.deployment.server import STOP
 from fiss.deployment.status import site_state, warnings
 from fiss.errors import UserError
@@ -89,10 +90,15 @@ class WatchedRun:
         """Bytes of logs that were read so far."""
         return sum(tail.read for tail in self.tails)
 
-    @cached_property
+    @property
     def config(self) -> Config:
-        """What the run was started with."""
-        return RunFolder.open(self.path).config()
+        """What it goes by: its own, or before its first round the federation's."""
+        path = self.path / "config.toml"
+        if self.federation is None or path.is_file():
+            found: Config = self._unchanged(path, lambda path: RunFolder.open(path.parent).config())
+        else:
+            found = self._unchanged(self.federation / "federation.toml", lambda path: config_of(path.parent))
+        return found
 
     @property
     def name(self) -> str:
@@ -216,13 +222,17 @@ class WatchedRun:
         job = self._unchanged(self.path / JOB, lambda _: JobStatus.read(run)) if self.federation else JobStatus()
         problems = [self.problem] if self.problem else []
         try:
-            problems += warnings(self.path, job, self.last)
+            problems += warnings(self.federation or self.path, job, self.last)
         except OSError as error:
             problems.append(str(error))
         if self.federation is not None:
             seen = self._unchanged(self.path / SEEN, lambda _: Seen.read(self.path))
             connected = seen.connected if seen.fresh else None
-            members = self._unchanged(self.federation / "project.yml", lambda path: _members(path.parent))
+            project = self._unchanged(self.federation / "project.yml", lambda path: _project(path.parent))
+            members, server = (project.sites, project.server) if project else ((), "")
+            gone = self._unchanged(self.federation / "kits" / server / DISABLED, self._removed)
+            ends = self._unchanged(self.federation / certificates.STATE, self._certificates)
+            problems += certificates.warnings(self.federation, ends, gone)
             found |= {
                 "round": job.round,
                 "doing": job.doing if job.waiting else "",
@@ -231,10 +241,25 @@ class WatchedRun:
                 "supervised": seen.fresh,
                 "stopping": (self.path / STOP).exists(),
                 "sites": {
-                    name: site_state(name, job, connected, self.last) for name in dict.fromkeys([*members, *self.sites])
+                    name: site_state(name, job, connected, self.last, gone)
+                    for name in dict.fromkeys([*members, *self.sites])
                 },
+                "certificates": {name: f"{end:%Y-%m-%d}" for name, end in ends.items() if name in members},
             }
         return found | {"warnings": problems}
+
+    def _removed(self, _: Path) -> Sequence[str]:
+        try:
+            return disabled_sites(self.federation) if self.federation else ()
+        except UserError:
+            return ()
+
+    def _certificates(self, _: Path) -> Mapping[str, datetime]:
+        """Until when they are valid; none where provision/ or the package that reads them is elsewhere."""
+        try:
+            return certificates.valid_until(self.federation) if self.federation else {}
+        except (UserError, ImportError):
+            return {}
 
     def _unchanged(self, path: Path, read: Callable[[Path], Any]) -> Any:
         """What `read` gives; asked again only when the file has changed."""
@@ -278,8 +303,8 @@ def _learnt(record: ScoreRecord) -> list[str]:
     return [name for name, value in record.iou.items() if value is not None]
 
 
-def _members(federation: Path) -> Sequence[str]:
+def _project(federation: Path) -> Project | None:
     try:
-        return read_project(federation).sites
+        return read_project(federation)
     except UserError:
-        return ()
+        return None

@@ -28,6 +28,7 @@ from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
 from fiss.deployment import provisioning, server, supervisor
 from fiss.deployment.job_status import JobStatus
 from fiss.deployment.server import ServerEvaluator, open_run, run_rounds
+from fiss.deployment.service import UNIT
 from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import TEMPLATE, read_site, write_site
 from fiss.deployment.site_folder import SiteFolder
@@ -368,6 +369,11 @@ def test_a_new_kit_needs_no_upgrade(tmp_path):
     pytest.importorskip("nvflare")
     kits = provisioning.init(tmp_path / "fed", config(), "localhost", ["a"], 9000)
     assert provisioning.upgrade(tmp_path / "fed") == dict.fromkeys(sorted(kits), False)
+    moved = (tmp_path / "fed").rename(tmp_path / "moved")
+    provisioning.upgrade(moved)
+    kits = [moved / kit.relative_to(tmp_path / "fed") for kit in kits]
+    assert [f"WorkingDirectory={kit}\n" in (kit / UNIT).read_text() for kit in kits[:2]] == [True, True]
+    assert not (kits[2] / UNIT).exists()
     for kit in kits[:2]:
         listed = json.loads((kit / "local" / "resources.json").read_bytes())["class_allow_list"]
         assert listed[0] == job.CLASSES

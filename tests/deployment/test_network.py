@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import CHROMIUM, SEGMENT, Browser
 from federated import DATA, TASKS, Local, config, final, site_client, stage
-from ports import free_port
+from ports import free_port, wait_for_port
 
 from fiss.deployment import provisioning, supervisor
 from fiss.deployment.server import number_sites, open_run, run_rounds
@@ -346,8 +347,33 @@ def test_privacy_filters_act_on_what_leaves_or_nothing_does(tmp_path):
 # Without a network
 
 
+@contextmanager
+def shown(root):
+    """The page of what is below a folder, in a process of its own, and a browser that looks at it; nothing without a
+    browser."""
+    if CHROMIUM is None:
+        yield None
+        return
+    port, token = free_port(), "a-token-that-is-long-enough"
+    words = [sys.executable, "-m", "fiss", "web", str(root), "--port", str(port), "--token", token]
+    page = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    try:
+        with Browser(root / "profile") as browser:
+            wait_for_port(port)
+            browser.open(f"http://127.0.0.1:{port}/?token={token}")
+            yield browser
+            assert not browser.complaints
+    finally:
+        page.terminate()
+        page.wait(30)
+
+
+def states(browser):
+    return browser.see("[...document.querySelectorAll('#sites .state')].map(cell => cell.textContent)")
+
+
 def test_the_tutorial_as_it_stands(tmp_path):
-    """Every command of docs/deploy.md, with another port."""
+    """Every command of docs/deploy.md, with another port; a browser follows them from init to the last round."""
     pytest.importorskip("nvflare")
     text = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     commands = text.split("```sh\n")[1].split("```")[0].strip().split("\n")
@@ -355,9 +381,20 @@ def test_the_tutorial_as_it_stands(tmp_path):
     stage(tmp_path, 0, ("north", "south"))
     here = World(tmp_path)
     try:
-        for command in commands:
-            command = command.replace("8102", str(free_port())) if "init" in command else command
-            subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
+        with shown(tmp_path) as browser:
+            for command in commands:
+                command = command.replace("8102", str(free_port())) if "init" in command else command
+                subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
+                if browser and "init" in command:
+                    browser.until("document.querySelector('#name')?.textContent === 'demo'")
+                    assert states(browser) == ["? unknown", "? unknown"]
+                    assert browser.see("document.querySelectorAll('#losses polyline').length") == 0
+                if browser and " run " in command:
+                    browser.until("document.querySelector('#fact-rounds dd span').textContent === '3'")
+                    assert states(browser) == ["● there", "● there"]
+                    assert browser.see("document.querySelectorAll('#losses polyline').length") > 0
+                    browser.see(SEGMENT)
+                    browser.until("document.querySelector('#seen').textContent.includes(' %')")
         assert len(list((tmp_path / "seen" / "masks").glob("*.png"))) == 6
         assert len(list((tmp_path / "seen" / "overlays").glob("*"))) == 6
         assert supervisor.finished_rounds(RunFolder(tmp_path / "demo" / "run")) == 3

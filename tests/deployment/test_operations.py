@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fiss.cli.main import app
 from fiss.config.config import to_toml
-from fiss.deployment import job_status, server, supervisor
+from fiss.deployment import job_status, log, server, supervisor
 from fiss.deployment.console import ConsoleHandler
 from fiss.deployment.job_status import JobStatus, silent_sites
 from fiss.deployment.server import number_sites, open_run, run_rounds
@@ -352,6 +352,15 @@ def test_logs_and_old_jobs_do_not_grow_without_end(federation):
         (job / "app").mkdir(parents=True)
         os.utime(job, (n, n))
     entry_points._forget_jobs(kit)
+    with (kit / log.AUDIT).open("a") as audit:  # FLARE keeps it open
+        for text in ("x" * (log.LONGEST_AUDIT + 1), "then"):
+            audit.write(text)
+            audit.flush()
+            log.cut_audit(kit)
+    assert (kit / log.AUDIT).read_text() == "then"
+    assert (kit / f"{log.AUDIT}.1").stat().st_size == log.LONGEST_AUDIT + 1
+    (kit / f"{log.AUDIT}.1").unlink()
+    (kit / log.AUDIT).unlink()
     assert sorted(int(path.name[:8], 16) for path in kit.iterdir() if path.name not in before) == list(range(2, 12))
 
 

@@ -89,7 +89,14 @@ def test_states_and_warnings(tmp_path, monkeypatch):
     seen = {name: status.site_state(name, job, there, last) for name in "abcdef"}
     assert seen == {"a": "working", "b": "there", "c": "gone", "d": "refused", "e": "late", "f": "gone"}
     assert status.site_state("f", job, None, last) == "unknown"
-    assert set(seen.values()) | {"unknown"} == set(status.STATES)
+    assert status.site_state("b", job, there, last, ["b"]) == "removed"
+    twice = replace(last, replies=(reply, replace(reply, losses={}), ReplyRecord(client="a", images=9)))
+    assert supervisor.describe_round(twice).startswith("round 4: b, a ")
+    own = provisioning.Project("s", 1, ["a", "b"])
+    whole = supervisor.FederationStatus(tmp_path, own, there, [twice], JobStatus(), None, False, ["a"])
+    sites = status.server_values(whole)["sites"]
+    assert [(site["state"], site["share"]) for site in sites.values()] == [("removed", 0.75), ("there", 0.25)]
+    assert set(seen.values()) | {"removed", "unknown"} == set(status.STATES)
     found = status.warnings(tmp_path, job, last)
     assert [words.split(":")[0] for words in found] == ["round 5 has waited 50 minutes for a", "round 4", "round 4"]
     assert status.warnings(tmp_path, replace(job, waiting=()), replace(last, refused={}, missing={})) == []
@@ -191,15 +198,17 @@ def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, 
         says("re-challenge after 2.0 seconds", logging.INFO)
     time.sleep(0.6)
     says("Client Name:north left.  Total clients: 3", logging.INFO)
+    says("Failed to send heartbeat. Will try again. Exception: FLCommunicationError: error:client_quit", logging.INFO)
     for number in range(20):
         says(f"round {number} failed")
     said = capsys.readouterr().out.splitlines()
     assert [line[21:].split(".")[0] for line in said] == [
-        "the server cannot be reached", "the server is reached again", "north has gone", ""
+        "the server cannot be reached", "the server is reached again", "north has gone",
+        "the server turns this site away: it was removed from the federation", "",
     ]  # fmt: skip
     assert f"fiss federation status {tmp_path}" in said[0]
-    assert said[3] == "round 0 failed"
-    assert len((tmp_path / "fiss" / LOG).read_text().splitlines()) == 3
+    assert said[4] == "round 0 failed"
+    assert len((tmp_path / "fiss" / LOG).read_text().splitlines()) == 4
     monkeypatch.setattr(console, "AGAIN", 0.0)
     handler.left = 1000
     for _ in range(500):

@@ -138,7 +138,7 @@ def test_other_commands_name_what_is_there(where, line):
     elif first == "bash":
         assert words[0].endswith("startup/start.sh")  # of a kit
     else:
-        assert first in ("touch", "cp", "source", "ssh", "sh", "python", "git", "cd", "podman", "docker"), line
+        assert first in ("touch", "cp", "rm", "source", "ssh", "sh", "python", "git", "cd", "podman", "docker"), line
 
 
 @pytest.mark.parametrize(("where", "block"), blocks("python", "json", "toml"))

@@ -14,6 +14,11 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
+SEGMENT = (
+    "new Promise(made => Object.assign(document.createElement('canvas'), {width: 50, height: 40}).toBlob(made))"
+    ".then(image => segment(new File([image], 'x.png')))"
+)
+"""An image dropped on the page."""
 
 
 class Browser:

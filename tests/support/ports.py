@@ -1,6 +1,7 @@
 """Ports of this machine for tests that run beside each other."""
 
 import socket
+import time
 
 CLAIMS = []
 
@@ -21,3 +22,15 @@ def free_port():
         CLAIMS.append(claim)
         return port
     raise AssertionError
+
+
+def wait_for_port(port, seconds=60):
+    """Until somebody listens there."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end, f"nobody listens at {port}"
+            time.sleep(0.2)

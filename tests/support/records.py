@@ -21,7 +21,7 @@ class Simulated:
         self.draws, self.done = random.Random(3), 0
         (self.run / "weights").mkdir(parents=True)
         (self.run / "config.toml").write_text(to_toml(config()))
-        (folder / "federation.toml").touch()
+        (folder / "federation.toml").write_text(to_toml(config()))
         people = [{"type": "server", "name": "s", "fed_learn_port": 1}]
         people += [{"type": "client", "name": name} for name in self.names]
         (folder / "project.yml").write_text(json.dumps({"participants": people}))

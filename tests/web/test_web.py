@@ -7,10 +7,11 @@ import re
 import shutil
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import uvicorn
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, SEGMENT, Browser
 from command_line import fiss
 from PIL import Image
 from ports import free_port
@@ -20,6 +21,7 @@ from worlds import picture
 
 from fiss import methods
 from fiss.cli import web as command
+from fiss.deployment import certificates
 from fiss.errors import UserError
 from fiss.runs.tail import CHECKED, Tail
 from fiss.web import control, pictures
@@ -128,6 +130,31 @@ def test_a_federation_is_told(tmp_path):
         file.write("no record\n")
     run.refresh()
     assert "cannot be read" in run.news(place)[0]["now"]["warnings"][0]
+
+
+def test_a_federation_is_there_from_init_on(tmp_path, monkeypatch):
+    """With its sites, their certificates, and who was removed; before any run folder is there."""
+    monkeypatch.setattr(
+        certificates, "valid_until", lambda folder: dict.fromkeys(["site-000", "s"], datetime(2027, 5, 1, tzinfo=UTC))
+    )
+    own = Simulated(tmp_path / "fed", 3, 0)
+    shutil.rmtree(own.run)
+    (own.folder / "kits" / "s").mkdir(parents=True)
+    (own.folder / "kits" / "s" / "disabled_clients.json").write_text('{"disabled_clients": ["site-001"]}')
+    shelf = Shelf([tmp_path], least=0)
+    shelf.refresh()
+    (run,) = shelf.runs.values()
+    now = run.news(Place())[0]["now"]
+    assert now["sites"] == {"site-000": "unknown", "site-001": "removed", "site-002": "unknown"}
+    assert now["certificates"] == {"site-000": "2027-05-01"}
+    assert (now["next"], now["warnings"]) == (0, [])
+    assert (run.summary()["name"], run.summary()["method"]) == ("fed", "fbl")
+    monkeypatch.setattr(certificates, "WARN_DAYS", 100_000)
+    shelf.refresh()
+    assert "fiss federation renew" in run.news(Place())[0]["now"]["warnings"][0]
+    client = browser_of(shelf)
+    for path in (f"/runs/{run.id}/strip", f"/compare?run={run.id}", f"/report?run={run.id}", f"/runs/{run.id}/config"):
+        assert client.get(path).status_code in (200, 400), path
 
 
 def test_news_come_as_events(tmp_path):
@@ -360,10 +387,7 @@ def test_a_browser_shows_it(shelf, tmp_path):
             page.see(f"location.hash = 'run={fbl}'")
             page.until("document.querySelectorAll('#strip img').length === 12", 120)
             assert page.see("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-            made = (
-                "new Promise(r => Object.assign(document.createElement('canvas'), {width: 50, height: 40}).toBlob(r))"
-            )
-            page.see(f"{made}.then(b => segment(new File([b], 'x.png')))")
+            page.see(SEGMENT)
             page.until("document.querySelectorAll('#seen figure img').length === 3", 120)
             page.until("document.querySelector('#seen').textContent.includes(' %')")
             assert not page.complaints
