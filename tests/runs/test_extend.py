@@ -247,6 +247,9 @@ def test_bad_input_is_one_line_and_nothing_is_lost(summed, tmp_path):
     (unnamed / "classes.txt").write_text("disc")
     refused(r"masks/img\d+.png: mask ids outside 0 to 1 .255 is ignored.: 2", unnamed)
     refused("nothing new: no mask shows a class", drawn(tmp_path / "nothing", {"blob": None}))
+    both = drawn(tmp_path / "both", {"blob": "ell"})
+    (both / "val.txt").write_text("img100\nimg103\n")
+    refused("in train.txt and in val.txt: img103. Leave each in one", both)
     refused("2 names for 1", names=["a", "b"])
     refused("without strokes", names=["a/b"])
     refused("00000 has contributed to this model already", names=["00000"])
@@ -268,6 +271,10 @@ def test_a_ledger_of_another_model_is_refused(summed, plain, tmp_path):
     for where in (fiss.extend, fiss.forget):
         with pytest.raises(UserError, match="the ledger does not belong to this model"):
             where(tmp_path / "p", "x" if where is fiss.forget else data, out=tmp_path / "q", progress=False)
+    fiss.extend(summed, drawn(tmp_path / "darts", {"dart": "arrow"}), out=tmp_path / "t", progress=False)
+    shutil.copy(tmp_path / "t" / LEDGER, tmp_path / "s" / LEDGER)  # of the same network, and of other images
+    with pytest.raises(UserError, match="the ledger does not belong to this model"):
+        fiss.forget(tmp_path / "s", "darts", out=tmp_path / "q", progress=False)
     (tmp_path / "p" / LEDGER).unlink()
     with pytest.raises(UserError, match=r"ledger\.safetensors: missing, damaged or no ledger"):
         fiss.extend(tmp_path / "p", data, out=tmp_path / "q", names="again", progress=False)
