@@ -228,6 +228,21 @@ def test_a_certificate_that_was_written_anew_does_not_hold_for_another_ledger(su
         fiss.verify(path, progress=False)
 
 
+def test_a_certificate_does_not_hold_for_a_model_that_its_ledger_does_not_give(summed, tmp_path):
+    """Another classifier, with every digest written anew."""
+    done = fiss.forget(summed, "0", out=tmp_path / "y", progress=False)
+    path, folder, model = done.run.path / "certificate.json", done.run.folder, done.run.snapshot()
+    weights = model.weights | {"head.weight": model.weights["head.weight"] * (1 + 1e-6)}
+    digest = folder.write_weights("task-0", model.label_space, weights)
+    state, forged = json.loads((folder.path / "state.json").read_text()), json.loads(path.read_text())
+    state |= {"sha256": digest, "digests": {"task-0": digest}}
+    (folder.path / "state.json").write_text(json.dumps(state))
+    forged["files"]["model_after"]["sha256"] = digest
+    path.write_text(json.dumps(forged | {"digest": forget._own_digest(forged)}))
+    with pytest.raises(UserError, match="not the one that the ledger gives"):
+        fiss.verify(path, progress=False)
+
+
 def test_bad_input_is_one_line_and_nothing_is_lost(summed, tmp_path):
     was = contents(summed)
     data = drawn(tmp_path / "blobs", {"disc": "disc", "blob": "ell"})
