@@ -186,11 +186,11 @@ class Recorder(Progress):
             (self.out / "rows" / f"{job.name}.json").write_text(json.dumps(one(job.name, job.folder), indent=1))
 
 
-def write(out: Path) -> None:
+def write(out: Path, options: str) -> None:
     """All rows that are there as one record, the table of it."""
     files = [out / "rows" / f"{key}.json" for key in ROWS]
     runs = [json.loads(file.read_text()) for file in files if file.is_file()]
-    command = "python docs/results/teeth.py DATA WEIGHTS OUT"
+    command = f"python docs/results/teeth.py DATA WEIGHTS OUT {options}"
     (out / "teeth.json").write_text(json.dumps({"command": command, "runs": runs}, indent=1))
     print("\n".join(table({"runs": runs})), flush=True)
 
@@ -228,7 +228,7 @@ def main() -> None:
     finally:
         for job in jobs:
             recorder.keep(job)
-        write(out)
+        write(out, " ".join(f"--{key} {getattr(given, key)}" for key in ("rounds", "epochs", "crop", "batch")))
     for job in jobs:
         if job.name in list(ROWS)[:4] and RunFolder.open(job.folder).finished():
             draw_tasks(job.folder, out / f"teeth-{job.name}.png", list(STEPS), Progress())
