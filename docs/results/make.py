@@ -14,6 +14,7 @@ import tables
 HERE = Path(__file__).parent
 MARKS = re.compile(r"(<!-- made by docs/results/make\.py: (.+?) -->\n).*?(<!-- end -->)", re.S)
 FIGURES = {"tasks": "mIoU after each task, %", "background": "IoU of the background after each task, %"}
+EXAMPLES = {"teeth": "teeth: mIoU after each step, %", "photos": "photos: IoU after each class, %"}
 
 
 def pages() -> list[Path]:
@@ -32,12 +33,16 @@ def written(text: str) -> str:
 
 
 def figures() -> dict[Path, str]:
-    """The charts of each setting."""
-    return {
+    """The charts of each setting, and of the worked examples."""
+    made = {
         HERE / f"voc-{setting}-{what}.svg": charts.lines(f"{setting}: {title}", tables.curves(setting, what))
         for setting in tables.SETTINGS
         for what, title in FIGURES.items()
     }
+    for what, title in EXAMPLES.items():
+        if curves := tables.examples(what):
+            made[HERE / f"{what}.svg"] = charts.lines(title, curves)
+    return made
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 
 import folders
 import heldout
+import teeth as dental
 
 from fiss.reports import paper
 
@@ -389,6 +390,51 @@ def level() -> str:
     return markdown(["data, network", "images before, after", *shares], rows)
 
 
+NOT_YET = "Not recorded yet."
+
+
+def teeth() -> str:
+    """X-rays at four practices, in four steps, and how far the teeth of each step fall until the end."""
+    if not (HERE / "teeth.json").is_file():
+        return NOT_YET
+    record, steps = load("teeth.json"), list(dental.STEPS)[:-1]
+    rows = [
+        [run["name"], *(number(dental.fall(run, k)) for k in range(1, len(steps) + 1))]
+        for run in record["runs"]
+        if run["finished"] and len(run["miou"]) > 1
+    ]
+    fall = markdown(["falls by", *steps], rows)
+    return "\n".join([*dental.table(record), "", fall, "", "![mIoU of the teeth after each step](teeth.svg)"])
+
+
+def photo_means(way: str) -> list[list[float | None]]:
+    """After every step: mIoU, mean IoU of the first classes without background, and of the later ones."""
+    steps = load("photos.json")["ways"][way]
+    first = [name for name in steps[0]["iou"] if name != "background"]
+    found = []
+    for step in steps:
+        iou = step["iou"]
+        later = [name for name in iou if name not in (*first, "background")]
+        found.append([average(iou, names) for names in (iou, first, later)])
+    return found
+
+
+def photos() -> str:
+    """A photo model that learns five more classes, in both ways."""
+    if not (HERE / "photos.json").is_file():
+        return NOT_YET
+    ways = load("photos.json")["ways"]
+    head = ["after", "photos", *(f"{what}, {way}" for what in ("mIoU", "first fifteen", "later") for way in ways)]
+    rows = []
+    for k, step in enumerate(ways["alone"]):
+        scores = [number(photo_means(way)[k][part]) for part in range(3) for way in ways]
+        ledger = number(step.get("ledger megabytes"))
+        seconds = [str(round(step[key])) for key in ("seconds", "processor")]
+        rows.append([step["step"], str(step["images"]), *scores, *seconds, ledger])
+    table = markdown([*head, "seconds", "processor, s", "ledger, MB"], rows)
+    return f"{table}\n\n![IoU of the photo model after each class](photos.svg)"
+
+
 def accuracy() -> str:
     """Precision, recall and delay of each monitor: as it ran on shapes, replayed over the oracle's runs on VOC."""
     record = load("monitors.json")
@@ -436,6 +482,18 @@ def monitored() -> str:
                 cells += [spread(last), str(len(last) or "")]
             rows.append(["VOC" if "voc" in preset else preset, name, *cells])
     return markdown(["", "monitor", "synchronous", "runs", "asynchronous", "runs"], rows)
+
+
+def examples(what: str) -> dict[str, list[float | None]]:
+    """For a chart: the two worked examples, where they are recorded."""
+    if not (HERE / f"{what}.json").is_file():
+        return {}
+    if what == "teeth":
+        return {run["name"]: run["miou"] for run in load("teeth.json")["runs"] if len(run["miou"]) > 1}
+    parts = {"all": 0, "first fifteen": 1}
+    return {
+        f"{part}, {way}": [m[k] for m in photo_means(way)] for part, k in parts.items() for way in ("alone", "drawn")
+    }
 
 
 def curves(setting: str, what: str) -> dict[str, list[float | None]]:

@@ -4,12 +4,12 @@ python docs/results/teeth.py DATA WEIGHTS OUT [--only ROW,...] [--jobs N] [--rou
 
 DATA has images/, masks/ and classes.txt with the 32 teeth by FDI number; WEIGHTS has resnet50_imagenet.safetensors and
 dinov2_vits14_reg.safetensors. An X-ray belongs to one practice and to one step, in which only the teeth of that step
-are drawn; left and right are different classes, so nothing is flipped. Rates are the preset's; rounds and epochs are
-what the time allows, alike for every row. Nothing is chosen on the validation images.
+are drawn; left and right are different classes, so nothing is flipped. Rates are the preset's; rounds, epochs, crop
+and batch are what the time allows, alike for every row. Nothing is chosen on the validation images.
 
-With 10 rounds of 6 local epochs, finetune and fbl take about 2,900 steps of 8 images of 384 px, a trained trunk takes a
-quarter of that, an untrained one none. To stay within a few minutes on one GPU run those three side by side (--jobs 3)
-and halve --rounds if the first takes too long. ROWS names the rows; `--only finetune,fbl` plays two of them.
+With 10 rounds of 6 local epochs, finetune takes about 2,900 steps of 8 images of 384 px. fbl and the trained trunk take
+its first step over, so they need it (--only plays it with them): fbl trains the other three, the closed form nothing
+more. On a CPU choose less, such as --rounds 3 --epochs 2 --crop 256 --batch 4, and --jobs 2 on two cores.
 
 A row is written to OUT/rows as soon as it ends, with the machine it ran on. OUT/teeth.json and the printed table hold
 all rows that lie there: give the command again to go on where it stopped, or copy rows that another machine made.
@@ -30,6 +30,7 @@ from fiss.models.classifier import Weights
 from fiss.progress import Progress
 from fiss.reports.pictures import draw_tasks
 from fiss.runs.folder import RunFolder
+from fiss.runs.records import RoundRecord
 from fiss.simulation import sweep
 from fiss.simulation.sweep import Job, JobStatus
 from fiss.statistics.ledger import Ledger
@@ -49,23 +50,30 @@ ROWS = {
 """What is compared: for --only and the files, and for the table."""
 
 
-def configs(data: Path, weights: Path, rounds: int, epochs: int, tiny: bool) -> dict[str, Config]:
+BASE = "finetune"
+FROM_BASE = ("fbl", "trained")
+"""Rows whose first step is that of BASE: all three train it with plain cross-entropy."""
+
+
+def configs(data: Path, weights: Path, given: argparse.Namespace) -> dict[str, Config]:
     """How each row is made."""
-    crop, small = (64, 64) if tiny else (384, 252)  # the second for a transformer with patches of 14 pixels
+    tiny, crop = given.tiny, given.crop
+    small = crop if tiny else min(252, crop - crop % 14)  # for a transformer with patches of 14 pixels
     first = (
         preset("folder")
         .replace(
             data={"root": str(data)},
             tasks={"split": SPLIT, "images": "partitioned"},
-            world={"clients": 4, "joiners": 0, "per_round": 4, "rounds": rounds, "class_ratio": 1.0},
+            world={"clients": 4, "joiners": 0, "per_round": 4, "rounds": given.rounds, "class_ratio": 1.0},
             model={"weights": "none", "encoder": "resnet18"}
             if tiny
             else {"weights": f"{weights}/resnet50_imagenet.safetensors"},
             augment={"crop": crop, "flip": 0.0},
             training={
-                "epochs": epochs,
-                "batch": 4 if tiny else 8,
-                "workers": 0 if tiny else 2,
+                "epochs": given.epochs,
+                "batch": given.batch,
+                "precision": "bfloat16",
+                "workers": 2 if torch.cuda.is_available() and not tiny else 0,
                 "graphs": True,
             },
             evaluation={"size": crop, "every": "task"},
@@ -90,11 +98,21 @@ def configs(data: Path, weights: Path, rounds: int, epochs: int, tiny: bool) -> 
     }
 
 
+def played(folder: RunFolder) -> list[RoundRecord]:
+    """All rounds of a run, with those of the run whose first step it took over."""
+    base = folder.config().base
+    return (
+        [*(r for r in RunFolder.open(Path(base)).rounds() if r.task == 0), *folder.rounds()]
+        if base
+        else folder.rounds()
+    )
+
+
 def sent(folder: RunFolder) -> float:
     """Megabytes that a practice sends in the whole run, in the mean: a model for every round in which it trains, and
     its sums."""
     sizes = {task: _bytes(folder.read_weights(name).weights) for task, name in folder.last_models().items()}
-    trained = [round_.task for round_ in folder.rounds() for reply in round_.replies if reply.steps]
+    trained = [round_.task for round_ in played(folder) for reply in round_.replies if reply.steps]
     sums = [s for path in folder.path.glob("ledger-*.safetensors") for s in Ledger.load(path).contributions.values()]
     counted = sum(_bytes(one.tensors(torch.float32)) for one in sums)
     return (sum(sizes.get(task, sizes[0]) for task in trained) + counted) / 4e6
@@ -107,7 +125,7 @@ def _bytes(tensors: Weights) -> int:
 def one(key: str, path: Path) -> dict:
     """What there is to keep of a run."""
     folder = RunFolder.open(path)
-    tasks, rounds = range(len(folder.ends())), folder.rounds()
+    tasks, rounds = range(len(folder.ends())), played(folder)
     seconds = [round(sum(r.seconds for r in rounds if r.task == task), 1) for task in tasks]
     config, devices = folder.config(), (origin["device"] for origin in folder.origins())
     return {
@@ -115,6 +133,8 @@ def one(key: str, path: Path) -> dict:
         "hardware": " and ".join(dict.fromkeys(devices)),
         "rounds": config.world.rounds,
         "epochs": config.training.epochs,
+        "batch": config.training.batch,
+        "pixels": config.augment.crop,
         **collect.one(path),
         "seconds": seconds,
         "megabytes": round(sent(folder), 1),
@@ -166,11 +186,11 @@ class Recorder(Progress):
             (self.out / "rows" / f"{job.name}.json").write_text(json.dumps(one(job.name, job.folder), indent=1))
 
 
-def write(out: Path) -> None:
+def write(out: Path, options: str) -> None:
     """All rows that are there as one record, the table of it."""
     files = [out / "rows" / f"{key}.json" for key in ROWS]
     runs = [json.loads(file.read_text()) for file in files if file.is_file()]
-    command = "python docs/results/teeth.py DATA WEIGHTS OUT"
+    command = f"python docs/results/teeth.py DATA WEIGHTS OUT {options}"
     (out / "teeth.json").write_text(json.dumps({"command": command, "runs": runs}, indent=1))
     print("\n".join(table({"runs": runs})), flush=True)
 
@@ -181,17 +201,24 @@ def main() -> None:
     for name in ("data", "weights", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--only", default=",".join(ROWS), help="of " + ", ".join(ROWS))
-    for name, usual in (("jobs", 1), ("rounds", 10), ("epochs", 6)):
+    for name, usual in (("jobs", 1), ("rounds", 10), ("epochs", 6), ("crop", 384), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     out = given.out.resolve()
-    if unknown := sorted(set(given.only.split(",")) - ROWS.keys()):
+    only = set(given.only.split(","))
+    if unknown := sorted(only - ROWS.keys()):
         parser.error(f"--only {unknown[0]}: the rows are {', '.join(ROWS)}")
-    rounds, epochs = (1, 1) if given.tiny else (given.rounds, given.epochs)
-    made = configs(given.data.resolve(), given.weights.resolve(), rounds, epochs, given.tiny)
+    if given.tiny:
+        given.rounds, given.epochs, given.crop, given.batch = 1, 1, 64, 4
+    only |= {BASE} if only & set(FROM_BASE) else set()
+    base = out / "runs" / BASE
     jobs = [
-        Job(key, made[key].seed, made[key], out / "runs" / key, None) for key in ROWS if key in given.only.split(",")
+        Job(key, config.seed, config.replace(base=str(base)), out / "runs" / key, base)
+        if key in FROM_BASE
+        else Job(key, config.seed, config, out / "runs" / key, None)
+        for key, config in configs(given.data.resolve(), given.weights.resolve(), given).items()
+        if key in only
     ]
     sweep.check(jobs)
     recorder = Recorder(out)
@@ -201,7 +228,7 @@ def main() -> None:
     finally:
         for job in jobs:
             recorder.keep(job)
-        write(out)
+        write(out, " ".join(f"--{key} {getattr(given, key)}" for key in ("rounds", "epochs", "crop", "batch")))
     for job in jobs:
         if job.name in list(ROWS)[:4] and RunFolder.open(job.folder).finished():
             draw_tasks(job.folder, out / f"teeth-{job.name}.png", list(STEPS), Progress())

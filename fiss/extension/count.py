@@ -42,6 +42,8 @@ def examine(path: Path, name: str, model: Extendable, progress: Progress) -> Con
     dataset = folder.load(path)
     for notice in dataset.notices:
         progress.notice(notice)
+    if both := sorted(set(dataset.train.stems) & set(dataset.val.stems)):
+        raise UserError(f"{path}: in train.txt and in val.txt: {shortened(both)}. Leave each in one of them.")
     known = {c.casefold(): c for c in model.space.names}
     for one in dataset.classes:
         if one not in model.space.names and one.casefold() in known:

@@ -18,6 +18,7 @@ from fiss.config.config import Config
 from fiss.data.reading import RGB
 from fiss.data.transforms import View
 from fiss.errors import UserError
+from fiss.extension.writing import file_digest
 from fiss.federation.collection import made_with
 from fiss.federation.messages import Snapshot
 from fiss.labels import LabelSpace
@@ -37,6 +38,8 @@ from fiss.training.device import pick_device
 
 CHOICE = "choice"
 """What the part of a contribution that chooses lambda is called, after its name and a stroke."""
+
+GIVE = "Give the folder in which model and ledger were written together."
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +155,11 @@ def open_extendable(where: Where, device: str, classes: Path | None = None) -> E
     if is_extended(folder) and newest:
         extension = Extension.read(path)
         ledger = Ledger.load(path / LEDGER)
+        written = json.loads((path / "state.json").read_bytes()).get("ledger_sha256")
+        if written != file_digest(path / LEDGER):
+            raise UserError(
+                f"{path}: the ledger does not belong to this model: {LEDGER} was written with another. {GIVE}"
+            )
         first = folder.read_weights("first") if (path / "weights" / "first.safetensors").is_file() else None
         found = Extendable(path, config, snapshot, network, extension, ledger, first)
     else:
@@ -167,11 +175,10 @@ def open_extendable(where: Where, device: str, classes: Path | None = None) -> E
     made = _made_with(found)
     if not found.ledger.contributions:
         return replace(found, ledger=Ledger(made, found.ledger.features))
-    most = max(sums.channels for sums in found.ledger.contributions.values()) // (ROWS_EACH if found.first else 1)
-    if found.ledger.made_with != made or most > snapshot.label_space.channels:
+    if found.ledger.made_with != made:
         raise UserError(
             f"{path}: the ledger does not belong to this model: it was counted with {found.ledger.made_with[:16]}, the "
-            f"model's features are {made[:16]}. Give the folder in which model and ledger were written together."
+            f"model's features are {made[:16]}. {GIVE}"
         )
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worlds import picture, save
+from worlds import mask, picture, save
 
 import fiss
 from fiss.data import voc
@@ -25,6 +25,7 @@ import collect  # noqa: E402
 import folders  # noqa: E402
 import heldout  # noqa: E402
 import make  # noqa: E402
+import photos  # noqa: E402
 import tables  # noqa: E402
 import teeth  # noqa: E402
 
@@ -187,3 +188,41 @@ def test_teeth_are_played_row_by_row(tmp_path, monkeypatch, capsys):
         assert "CPUs" in played["hardware"]
     assert (tmp_path / "out" / "teeth-untrained.png").is_file()
     assert len(fiss.open_run(tmp_path / "out" / "runs" / "untrained").folder.origins()) == 1
+
+
+@pytest.mark.slow
+def test_a_photo_model_learns_five_more_classes(tmp_path, monkeypatch):
+    """Both ways, on photos that are bands of colour: no photo is counted twice, and the pictures are there."""
+    root = tmp_path / "VOC2012"
+    lists = {"train_aug": range(60), "val": range(60, 85)}
+    for name, numbers in lists.items():
+        for i in numbers:
+            save(root / "JPEGImages" / f"{i}.jpg", picture(32, 32, seed=i))
+            ids = (0, 1 + i % 15, 16 + i % 5) if i % 2 else (0, 1 + i % 15)
+            save(root / "SegmentationClassAug" / f"{i}.png", mask(*ids, height=32, width=32))
+        (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
+        (root / "ImageSets" / "Segmentation" / f"{name}.txt").write_text("\n".join(map(str, numbers)))
+    words = (
+        "photos.py",
+        str(root),
+        "-",
+        str(tmp_path / "out"),
+        "--tiny",
+        "--first",
+        "20",
+        "--each",
+        "2",
+        "--scored",
+        "3",
+    )
+    monkeypatch.setattr(sys, "argv", list(words))
+    photos.main()
+    ways = json.loads((tmp_path / "out" / "photos.json").read_text())["ways"]
+    assert [step["step"] for step in ways["alone"]] == ["the fifteen", *photos.LATER]
+    assert [len(step["iou"]) for step in ways["drawn"]] == [16, 17, 18, 19, 20, 21]
+    assert (tmp_path / "out" / "alone" / "sheep" / "classes.txt").read_text() == "sheep"
+    assert (tmp_path / "out" / "drawn" / "sheep" / "classes.txt").read_text().split()[1] == "aeroplane"
+    assert (tmp_path / "out" / "drawn-tvmonitor" / "picture.png").is_file()
+    counted = [f for name in ("first", "alone") for f in (tmp_path / "out" / name).rglob("train.txt")]
+    stems = [stem for file in counted for stem in file.read_text().split()]
+    assert len(stems) == len(set(stems)) > 20

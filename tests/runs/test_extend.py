@@ -228,6 +228,21 @@ def test_a_certificate_that_was_written_anew_does_not_hold_for_another_ledger(su
         fiss.verify(path, progress=False)
 
 
+def test_a_certificate_does_not_hold_for_a_model_that_its_ledger_does_not_give(summed, tmp_path):
+    """Another classifier, with every digest written anew."""
+    done = fiss.forget(summed, "0", out=tmp_path / "y", progress=False)
+    path, folder, model = done.run.path / "certificate.json", done.run.folder, done.run.snapshot()
+    weights = model.weights | {"head.weight": model.weights["head.weight"] * (1 + 1e-6)}
+    digest = folder.write_weights("task-0", model.label_space, weights)
+    state, forged = json.loads((folder.path / "state.json").read_text()), json.loads(path.read_text())
+    state |= {"sha256": digest, "digests": {"task-0": digest}}
+    (folder.path / "state.json").write_text(json.dumps(state))
+    forged["files"]["model_after"]["sha256"] = digest
+    path.write_text(json.dumps(forged | {"digest": forget._own_digest(forged)}))
+    with pytest.raises(UserError, match="not the one that the ledger gives"):
+        fiss.verify(path, progress=False)
+
+
 def test_bad_input_is_one_line_and_nothing_is_lost(summed, tmp_path):
     was = contents(summed)
     data = drawn(tmp_path / "blobs", {"disc": "disc", "blob": "ell"})
@@ -247,6 +262,9 @@ def test_bad_input_is_one_line_and_nothing_is_lost(summed, tmp_path):
     (unnamed / "classes.txt").write_text("disc")
     refused(r"masks/img\d+.png: mask ids outside 0 to 1 .255 is ignored.: 2", unnamed)
     refused("nothing new: no mask shows a class", drawn(tmp_path / "nothing", {"blob": None}))
+    both = drawn(tmp_path / "both", {"blob": "ell"})
+    (both / "val.txt").write_text("img100\nimg103\n")
+    refused("in train.txt and in val.txt: img103. Leave each in one", both)
     refused("2 names for 1", names=["a", "b"])
     refused("without strokes", names=["a/b"])
     refused("00000 has contributed to this model already", names=["00000"])
@@ -268,6 +286,10 @@ def test_a_ledger_of_another_model_is_refused(summed, plain, tmp_path):
     for where in (fiss.extend, fiss.forget):
         with pytest.raises(UserError, match="the ledger does not belong to this model"):
             where(tmp_path / "p", "x" if where is fiss.forget else data, out=tmp_path / "q", progress=False)
+    fiss.extend(summed, drawn(tmp_path / "darts", {"dart": "arrow"}), out=tmp_path / "t", progress=False)
+    shutil.copy(tmp_path / "t" / LEDGER, tmp_path / "s" / LEDGER)  # of the same network, and of other images
+    with pytest.raises(UserError, match="the ledger does not belong to this model"):
+        fiss.forget(tmp_path / "s", "darts", out=tmp_path / "q", progress=False)
     (tmp_path / "p" / LEDGER).unlink()
     with pytest.raises(UserError, match=r"ledger\.safetensors: missing, damaged or no ledger"):
         fiss.extend(tmp_path / "p", data, out=tmp_path / "q", names="again", progress=False)
