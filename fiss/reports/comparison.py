@@ -130,7 +130,7 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
             found.append(_fired(path, config, rounds))
         elif not probed(rounds):
             raise UserError(
-                f"{path}: nobody was probed in it, since its tasks were display. Run with --monitor oracle and --set "
+                f"{path}: nobody was probed in it, since its tasks were announced. Run with --monitor oracle and --set "
                 "monitor.probed=all, or in a world that is not synchronous."
             )
         else:

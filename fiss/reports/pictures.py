@@ -168,13 +168,6 @@ class Strip:
         return _beside(self.validation, self.images, seen)
 
 
-def segmentation_tiles(folder: RunFolder, progress: Progress) -> Tiles:
-    """For a few images: the image, the truth, and what a run sees after every task."""
-    models, strip = folder.last_models(), Strip.of(folder, progress)
-    rows = strip.rows(models.values())
-    return ["image", "truth", *(f"task {task}" for task in models)], rows, _legend(strip.validation.classes, rows)
-
-
 def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
     """By image: the image, the truth, and what each of several models sees in it."""
     colours, rows = colours_of(len(validation.classes) + 1), []
