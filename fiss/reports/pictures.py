@@ -121,11 +121,14 @@ def _tiled(figure: Any, grid: Any, rows: Sequence[Sequence[Any]], titles: Sequen
 
 
 def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:
-    """The validation images that show most classes of different tasks; of equal ones the first."""
+    """The validation images that show classes of most tasks; of those the ones with fewest classes, and then the first:
+    where objects crowd, a picture says little."""
     ids = {name: i for i, name in enumerate(validation.classes, 1)}
     tasks = validation.tasks_of(validation.readable(folder.read_weights(name).label_space))
-    shown = [validation.index.presence[:, [ids[own] for own in task]].any(1) for task in tasks]
-    return sorted(int(i) for i in np.argsort(-np.stack(shown).sum(0), kind="stable")[:SHOWN])
+    there = validation.index.presence
+    shown = np.stack([there[:, [ids[own] for own in task]].any(1) for task in tasks]).sum(0)
+    crowd = there[:, [ids[own] for task in tasks for own in task]].sum(1)
+    return sorted(int(i) for i in np.lexsort((crowd, -shown))[:SHOWN])
 
 
 def _ids(classes: Sequence[str], space: LabelSpace) -> Labels:
