@@ -34,7 +34,7 @@ def list_presets() -> dict[str, str]:
 
 @cache
 def _listed(module: str, table: str) -> dict[str, str]:
-    """By key of a literal table, the first paragraph of the docstring of what stands there."""
+    """For each key of a literal table, the first paragraph of the docstring of what the key stands for."""
     body = _body(module)
     found = next(
         node.value

@@ -100,7 +100,7 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
 
 
 def _legend(classes: Sequence[str], rows: Iterable[Sequence[Any]]) -> Legend:
-    """Of rows of an image and painted labels beside it."""
+    """The legend of rows that hold an image and painted labels beside it."""
     return legend_of(classes, (tile for row in rows for tile in row[1:]))
 
 
@@ -161,18 +161,18 @@ class Strip:
 
     @classmethod
     def of(cls, folder: RunFolder, progress: Progress) -> "Strip":
-        """Those that show most classes of different tasks."""
+        """A strip of three images that show classes of most tasks."""
         validation, models = Validation.of_run(folder, progress), folder.last_models()
         return cls(folder, validation, tuple(_chosen(validation, folder, models[max(models)])[:3]))
 
     def rows(self, names: Iterable[str]) -> list[list[Any]]:
-        """By image: the image, the truth, and what each of those models sees in it."""
+        """For each image a row: the image, the truth, and what each of those models sees in it."""
         seen = [_predictions(self.validation, self.folder, name, self.images) for name in names]
         return _beside(self.validation, self.images, seen)
 
 
 def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
-    """By image: the image, the truth, and what each of several models sees in it."""
+    """For each image a row: the image, the truth, and what each of several models sees in it."""
     colours, rows = colours_of(len(validation.classes) + 1), []
     for i, *labels in zip(images, *seen, strict=True):
         picture, mask = validation.split.read(i)

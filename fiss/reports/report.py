@@ -126,7 +126,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _means(runs: Sequence[Run], value: Callable[[ScoreRecord], float | None]) -> list[float | None]:
-    """By task, the mean over seeds."""
+    """The mean over seeds, after each task."""
     tasks = range(max(len(run.ends) for run in runs))
     means = [mean_of(value(run.ends[t]) for run in runs if t < len(run.ends)) for t in tasks]
     return [None if value is None else round(value, 2) for value in means]
@@ -155,7 +155,7 @@ def _data(by_label: Labelled) -> dict[str, Any]:
 
 
 def _embedded(data: Any) -> Markup:
-    """As JSON in a block that nothing in it can end."""
+    """JSON for a block of the page that no name in it can end."""
     return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
