@@ -64,7 +64,7 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     pictures, pseudo = _pictures(firsts, progress, notes)
     page = Template(files("fiss.reports").joinpath("page.html").read_text(encoding="utf-8"), autoescape=True)
     text = page.render(
-        headline=headline(ranked),
+        headline=headline(ranked) if scored else "No run was scored.",
         setting=_setting(by_label),
         notes=notes,
         scored=scored,
@@ -261,11 +261,13 @@ def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tupl
             strip = Strip.of(folder, Progress())  # its notices were given when it ran
             group = groups.setdefault(strip.validation.digest, {"images": strip.images, "rows": [], "legend": {}})
             strip = replace(strip, images=group["images"])
-            rows = strip.rows(folder.last_models().values())
+            models = folder.last_models()
+            rows = strip.rows(models.values())
             group["legend"] |= dict(legend_of(strip.validation.classes, (tile for row in rows for tile in row[1:])))
             group["rows"] = group["rows"] or [{"image": shot(r[0]), "truth": shot(r[1]), "seen": {}} for r in rows]
             for there, (_, _, *seen) in zip(group["rows"], rows, strict=True):
-                there["seen"][run.label] = [shot(tile) for tile in seen]
+                drawn = dict(zip(models, map(shot, seen), strict=True))
+                there["seen"][run.label] = [drawn.get(task) for task in range(max(models) + 1)]
             if (given := pseudo_label_tiles(folder)) is not None:
                 pseudo += Markup("<h3>{}</h3>").format(run.label) + tiles(*given, f"pseudo labels of {run.label}")
         except (UserError, OSError, RuntimeError) as error:
