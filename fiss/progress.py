@@ -24,7 +24,7 @@ class Progress:
         """`done` more items of that work are finished."""
 
     def finish(self) -> None:
-        """That work is over."""
+        """The counted work is over."""
 
     def round(self, task: int, round: int, clients: int) -> None:
         """A round begins."""

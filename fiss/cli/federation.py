@@ -209,7 +209,7 @@ def status(
     ],
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Where it stands, at the server or at a site: what it does now, rounds, classes, sites, warnings, its log."""
+    """How a federation stands, at the server or at a site: what it does, rounds, classes, sites, warnings, its log."""
     from json import dumps
 
     from fiss.cli.reports import show

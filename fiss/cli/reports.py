@@ -61,7 +61,7 @@ def report(
     runs: RunPaths,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
-    """One HTML page about runs: which method forgot what, curves, heat maps, pictures."""
+    """One HTML page about runs: who won, who forgot what, curves, classes, pictures."""
     written = fiss.report(runs, out, progress=True).path
     _written(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
 

@@ -73,6 +73,25 @@ def demo(
     compare(runs, "published", False)
     picture(runs, out / "demo.png")
     report(runs, out / "report.html")
+    show(*in_words(runs))
+
+
+def in_words(runs: list[Path]) -> Iterator[str]:
+    """What the demo showed, in plain words."""
+    from fiss.reports.headline import headline
+    from fiss.reports.report import read, standing
+
+    found = standing(read(runs)[0])
+    ways = {
+        "finetune": "simply goes on training",
+        "fbl": "also learns from what the model before knew (the method of the paper)",
+        "analytic": "keeps the network as it was after the first task and computes the classifier from sums",
+    }
+    yield "[bold]What was seen[/]"
+    yield "New classes came, and the images of the old ones were gone."
+    for one in found:
+        yield f"- {one.label} {ways.get(one.label, 'learns')}. {one.words()}"
+    yield headline(found)
 
 
 def sweep(

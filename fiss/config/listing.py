@@ -99,13 +99,13 @@ def _hint(module: str, node: ast.expr) -> Any:
 
 @cache
 def _listed(module: str, table: str) -> dict[str, str]:
-    """By key of a literal table, the first paragraph of the docstring of what stands there."""
+    """For each key of a literal table, the first paragraph of the docstring of what the key stands for."""
     found = {key: ast.get_docstring(_found(*place)) or "" for key, place in _places(module, table).items()}
     return {key: " ".join(text.split("\n\n")[0].split()) for key, text in found.items()}
 
 
 def _places(module: str, table: str) -> dict[str, tuple[str, str]]:
-    """By key of a literal table, module and name of what stands there."""
+    """For each key of a literal table, the module and name of what the key stands for."""
     found = next(
         node.value
         for node in _body(module)

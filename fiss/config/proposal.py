@@ -220,7 +220,7 @@ def _images(config: Config, found: DataCheck) -> tuple[int, int]:
 
 
 def _sites(config: Config, images: int, reasons: dict[str, str]) -> Config:
-    """So many that each has some batches of images."""
+    """How many sites: so many that each has some batches of images."""
     sites = min(5, max(2, images // 100))
     batch = 8 if images >= 16 * sites else max(2, images // (2 * sites))
     reasons["world.clients"] = f"each has about {images // sites} of the {images} images of the first task"

@@ -90,7 +90,7 @@ class Dataset:
     """What a person should know about how the files were found."""
 
     def read_as(self, how: Reading) -> "Dataset":
-        """The same, its images read in that way."""
+        """The same data set, with images read in that way."""
         if how == RGB:
             return self
         if not isinstance(self.train, FileSplit) or not isinstance(self.val, FileSplit):

@@ -15,7 +15,7 @@ from fiss.data.summary import SplitSummary
 
 @dataclass(frozen=True)
 class Mending:
-    """A data set as it would be imported anew."""
+    """The commands that import a data set once more, in a better way."""
 
     images: Path
     masks: Path
@@ -25,14 +25,14 @@ class Mending:
 
     @classmethod
     def of(cls, dataset: Dataset, summaries: Sequence[SplitSummary]) -> "Mending":
-        """Of the data set, wherever its files lie."""
+        """Commands for the data set, wherever its files lie."""
         files = [split for split in (dataset.train, dataset.val) if isinstance(split, FileSplit) and split.stems]
         folders = (_common([s.images[0] for s in files]), _common([s.masks[0] for s in files]))
         shown = sum((summary.images for summary in summaries), np.zeros(256, np.int64))
         return cls(*folders, dataset.classes, tuple(int(i) for i in np.nonzero(shown)[0]))
 
     def values(self, changes: Mapping[int, str]) -> str:
-        """With these names for some ids, all others as they are; ids that have no name are ignored."""
+        """Import values: these ids get names, others keep theirs, and ids without a name become ignored."""
         names = {i: name for i, name in enumerate(self.classes, 1) if i in self.used or name not in changes.values()}
         names |= {i: "ignore" for i in self.used if i > len(self.classes)} | dict(changes)
         order = {name: i for i, name in enumerate(self.classes)}  # classes keep theirs
@@ -41,11 +41,11 @@ class Mending:
         return self._command("values", "--map", pairs)
 
     def as_they_are(self, kind: str) -> str:
-        """Pixels are ids of classes.txt, in files of another sort."""
+        """Import masks whose pixels are ids of classes.txt, but whose files are of another kind."""
         return self._command(kind, "--classes", str(self.images.parent / "classes.txt"))
 
     def colours(self) -> str:
-        """Colours stand for classes."""
+        """Import masks in which colours stand for classes."""
         return self._command("colour", "--classes", "colours.txt")
 
     def _command(self, kind: str, *options: str) -> str:

@@ -87,7 +87,7 @@ class Reading:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """Of what is read."""
+        """Type of the arrays that are read."""
         return np.float32 if self.window else np.uint8
 
     def read(self, path: Path) -> Picture:
@@ -237,7 +237,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _turned(stored: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """As it is shown, by the orientation in its EXIF data."""
+    """The image as it is shown, turned by the orientation in its EXIF data."""
     if orientation in (5, 6, 7, 8):
         stored = stored.swapaxes(0, 1)
     down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)

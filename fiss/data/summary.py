@@ -60,7 +60,7 @@ class SplitSummary:
 
     @classmethod
     def of(cls, count: int) -> "SplitSummary":
-        """Of so many images, none looked at yet."""
+        """An empty summary of so many images, none looked at yet."""
         totals = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros((4, 256), np.int64)
         ours = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros((count, 2), np.uint64)
         return cls(*totals, *ours, np.zeros((count, 2), np.uint64), np.zeros(count, np.uint8))
@@ -76,7 +76,7 @@ class SplitSummary:
         self.stored[i] = image.stored
 
     def arrays(self) -> dict[str, Any]:
-        """By name, as they are kept on the disk."""
+        """The arrays by name, as they are kept on the disk."""
         return {f"looks_{field.name}": getattr(self, field.name) for field in fields(self)}
 
 
@@ -123,7 +123,7 @@ def alike(some: NDArray[np.uint64], others: NDArray[np.uint64], itself: bool = F
 
 
 def _stored(split: FileSplit, i: int) -> int:
-    """From the beginnings of its files, whatever they are called."""
+    """Kinds of the stored files, from their first bytes, whatever they are called."""
     with Image.open(split.masks[i]) as mask:
         stored = JPEG * (mask.format in ("JPEG", "MPO")) | ONE_BIT * (mask.mode == "1")
     with suppress(OSError), Image.open(split.images[i]) as image:  # some TIFF files only another library reads

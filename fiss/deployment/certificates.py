@@ -183,7 +183,7 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _certificates(state: Mapping[str, Any]) -> dict[str, str]:
-    """By name, the federation's own first."""
+    """Certificates by name, the federation's own first."""
     return {"federation": state[ROOT]} | {n: part["cert"] for n, part in state.items() if isinstance(part, dict)}
 
 

@@ -43,7 +43,7 @@ LOST += "to it stand open? `fiss federation status {}` says which address is mea
 
 
 class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Named in each kit's local/log_config.json, in place of FLARE's."""
+    """The console handler that each kit's local/log_config.json names instead of FLARE's own."""
 
     def __init__(self, stream: object = None) -> None:
         super().__init__(sys.stdout)
@@ -54,7 +54,7 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
         """Whether this is a side itself, and not one of its jobs, which are in the same trouble."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line, if it is news."""
+        """Print a record in a line, if it says something new."""
         text = record.getMessage()
         if AWAY.search(text):
             self._away(record)
@@ -83,7 +83,7 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._plainly(logging.LogRecord("fiss", logging.INFO, "", 0, "", None, None), "the server is reached again.")
 
     def _plainly(self, record: logging.LogRecord, text: str) -> None:
-        """Here, and in the side's own log."""
+        """Say it on the console and in fiss.log."""
         if not self._is_news(text):
             return
         self._write(f"{logging.Formatter().formatTime(record, '%Y-%m-%d %H:%M:%S')}  {text}")
@@ -115,5 +115,5 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _kit() -> Path | None:
-    """That of this process, as FLARE's scripts give it."""
+    """The kit of this process, from the arguments that FLARE's scripts give it."""
     return Path(sys.argv[sys.argv.index("-m") + 1]) if "-m" in sys.argv[:-1] else None

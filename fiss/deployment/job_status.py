@@ -65,7 +65,7 @@ class JobStatus:
             return cls()
 
     def write(self, run: RunFolder) -> None:
-        """For others to read."""
+        """Write the status for other processes to read."""
         write_atomically(run.path / JOB, json.dumps(asdict(self)).encode())
 
 
@@ -101,7 +101,7 @@ class Observed:
         yield from self._followed(TRAINS, orders, self.engine.ask(orders))
 
     def holders(self, new: Collection[str]) -> dict[str, tuple[str, ...]] | None:
-        """By class of these, the sites that said in this round that they hold it; None if there is none."""
+        """For each of these classes, the sites that said in this round that they hold it; None if there is none."""
         found = {name: tuple(sorted(self._brought[name])) for name in sorted(new) if name in self._brought}
         self._brought.clear()
         return found or None
@@ -136,7 +136,7 @@ class Seen:
 
     @classmethod
     def read(cls, path: Path) -> "Seen":
-        """Of a run folder; nobody, if nobody watches over the federation."""
+        """Read the status in a run folder; empty if nobody watches over the federation."""
         try:
             return _read(cls, path / SEEN)
         except (OSError, ValueError, UserError):

@@ -62,7 +62,7 @@ def plain_log(folder: Path) -> logging.Logger:
 
 
 class Logged(Progress):
-    """What `inner` hears of; the notices go to the log too."""
+    """Passes everything on to `inner`, and writes notices to the log as well."""
 
     def __init__(self, inner: Progress, folder: Path) -> None:
         self.inner, self.log = inner, plain_log(folder)

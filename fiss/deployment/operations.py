@@ -156,7 +156,7 @@ def _take_out(folder: Path, number: int, site: str, progress: Progress) -> None:
 
 
 def _number(folder: Path, site: str, take_out: bool) -> int:
-    """Of a site; with `take_out` one whose contribution can be taken out."""
+    """The number of a site; with `take_out` of one whose contribution can be taken out."""
     _known(folder, site)
     run = folder / "run"
     known = json.loads((run / "sites.json").read_bytes()) if (run / "sites.json").is_file() else []

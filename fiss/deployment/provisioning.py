@@ -176,7 +176,7 @@ def refuse_old_kits(path: Path) -> None:
 
 
 def _kits(path: Path) -> list[Path]:
-    """That kit, or all in the federation's folder."""
+    """The kit of that name, or all kits in the federation's folder."""
     kits = (
         [path]
         if (path / RESOURCES).is_file()
@@ -203,12 +203,12 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _write_project(folder: Path, content: Project) -> None:
-    """In JSON, which is YAML."""
+    """Write the project as JSON, which is also YAML."""
     write_atomically(folder / "project.yml", json.dumps(_project(content), indent=1).encode())
 
 
 def _project(content: Project) -> dict[str, Any]:
-    """As FLARE's provisioning reads it."""
+    """The project as FLARE's provisioning reads it."""
     impl, server, port = "nvflare.lighter.impl", content.server, content.port
     point = {"sp_end_point": f"{server}:{port}:{port + 1}"}
     agent = {"path": "nvflare.ha.dummy_overseer_agent.DummyOverseerAgent", "overseer_exists": False, "args": point}

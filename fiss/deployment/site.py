@@ -48,7 +48,7 @@ class SiteMemory:
 
     @classmethod
     def read(cls, path: Path) -> "SiteMemory | None":
-        """That of the last round; None if there was none."""
+        """The memory after the last round; None if there was none."""
         if not path.is_file():
             return None
         try:
@@ -106,7 +106,7 @@ class SiteClient:
         return self._probe(message, self.site, text.get("heard")) if is_probe else self._train(message, self.site)
 
     def labelled_classes(self) -> list[str]:
-        """Those that its masks showed when it was last looked at, as the federation calls them."""
+        """The classes that its masks showed when they were last looked at, as the federation calls them."""
         return [self.site.classes[i - 1] for i in self.site.labelled] if self.site is not None else []
 
     def _rescan(self) -> Site:

@@ -155,7 +155,7 @@ class FederationStatus:
 
 
 def survey(folder: Path) -> FederationStatus:
-    """Of the run, and of the sites that the server sees now."""
+    """What is known of the run, and of the sites that the server sees now."""
     project = provisioning.read_project(folder)
     try:
         from fiss.flare.admin import Admin
@@ -288,7 +288,7 @@ class _JobSeries:
 
 
 def connected_sites(admin: "Admin") -> dict[str, float]:
-    """Those that FLARE has heard of in the last seconds, and when."""
+    """The sites that FLARE has heard of in the last seconds, and when."""
     now = time()
     return {name: heard for name, heard in admin.sites().items() if now - heard < RECENT}
 

@@ -100,7 +100,7 @@ def extend(
 
 @torch.inference_mode()
 def _kept(model: Extendable, after: Segmenter, validation: Validation, progress: Progress) -> dict[str, float | None]:
-    """By old class, how many of the pixels that have no label of their own and were called it still are, in percent."""
+    """For each old class, how many of the unlabelled pixels that were called it still are, in percent."""
     device, channels = validation.device, model.space.channels
     was = torch.zeros(channels, dtype=torch.long, device=device)
     stayed = torch.zeros_like(was)

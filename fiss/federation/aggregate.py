@@ -77,7 +77,7 @@ def _checked(sent: Weights, replies: Iterable[Reply], light: list[Reply], refuse
 
 
 def _moderate(sent: Weights, replies: list[Reply], largest: float, refused: dict[int, str]) -> list[Reply]:
-    """Those whose update is not far larger than the others'."""
+    """The replies whose update is not far larger than the others'."""
     lengths = [_length(sent, reply.weights) for reply in replies]
     whole = _length({name: torch.zeros_like(tensor) for name, tensor in sent.items()}, sent)
     kept = []
@@ -92,7 +92,7 @@ def _moderate(sent: Weights, replies: list[Reply], largest: float, refused: dict
 
 
 def _length(sent: Weights, got: Weights) -> float:
-    """Of the update as one long vector."""
+    """Length of the update as one long vector."""
     squares = [
         (got[name].double() - tensor.to(got[name].device).double()).square().sum()  # one restored is in memory
         for name, tensor in sent.items()

@@ -61,7 +61,7 @@ class Calendar:
 
     @property
     def first_rounds(self) -> int:
-        """Those of the first task."""
+        """Rounds of the first task."""
         return sum(announced.task == 0 for announced in self.rounds.values())
 
 

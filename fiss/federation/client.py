@@ -138,7 +138,7 @@ def _needed(space: LabelSpace, names: Sequence[str]) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    """As it stands in a log: six digits, lists."""
+    """A value as it stands in a log: six digits, lists."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

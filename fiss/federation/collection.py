@@ -110,7 +110,7 @@ def _named(site: "Site") -> list[tuple[int, str]]:
 
 
 def _labels_of(site: "Site") -> dict[str, int]:
-    """By image a checksum of its labels: of the files, and of which classes in it are labelled."""
+    """A checksum of each image's labels: of the files, and of which classes in it are labelled."""
     found = {}
     for one in site.held or [Held(str(image)) for image in site.images]:
         labelled = sorted(site.classes[i - 1] for i in site.labelled if one.shown is None or i in one.shown)

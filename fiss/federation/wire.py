@@ -275,7 +275,7 @@ def _read(message: Message, kind: str) -> dict[str, Any]:
 
 
 def rounded(weights: Weights, transfer: str) -> Weights:
-    """As they are after the way; what does not travel shorter is the same tensor."""
+    """Weights as they arrive; what does not travel in a shorter type is the same tensor."""
     short = SHORT.get(transfer)
     return {k: t.to(short).to(t.dtype) if short and t.dtype == torch.float32 else t for k, t in weights.items()}
 

@@ -56,7 +56,7 @@ class Admin:
         return str(self.session.submit_job(str(job.absolute())))
 
     def status(self, job: str) -> str:
-        """Of a job, such as SUBMITTED, RUNNING, FINISHED:COMPLETED."""
+        """The status of a job, such as SUBMITTED, RUNNING, FINISHED:COMPLETED."""
         return str(self.session.get_job_meta(job).get("status", ""))
 
     def forget(self, job: str) -> None:

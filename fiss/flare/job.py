@@ -65,7 +65,7 @@ def allows_classes(resources: Mapping[str, Any]) -> bool:
 
 
 def allow_classes(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """That content with our classes on its list, in place of those of an earlier fiss."""
+    """That content of resources.json with our classes on its list, in place of those of an earlier fiss."""
     if "class_allow_list" not in resources:
         return dict(resources)
     others = [name for name in resources["class_allow_list"] if not name.startswith("fiss.")]

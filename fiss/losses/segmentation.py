@@ -13,7 +13,7 @@ Over = Literal["all", "valid"]
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In float32 or wider: losses are never computed in half precision."""
+    """The tensor in float32 or wider: losses are never computed in half precision."""
     return tensor if tensor.is_floating_point() and tensor.element_size() >= 4 else tensor.float()
 
 

@@ -73,7 +73,7 @@ class Analytic(Method):
 
     @property
     def collection(self) -> Collection:
-        """From the fields."""
+        """What to collect, from the method's fields."""
         features = FeatureSpec(self.maps, self.stride, self.random, self.projection)
         rounds = 0 if self.trunk == "pretrained" else self.trunk_rounds or None
         return Collection(
@@ -91,7 +91,7 @@ class Analytic(Method):
         model.head = SolvedHead(self.collection.features, model, torch.initial_seed())
 
     def convert_weights(self, model: Segmenter, weights: Weights) -> Weights:
-        """A plain network's, with no classifier in the head yet, and the network's own pretrained encoder."""
+        """Weights of a plain network, with an empty classifier in the head and our own pretrained encoder."""
         empty = torch.zeros(0, head_of(model).features), torch.zeros(0)
         kept = {name: tensor for name, tensor in model.weights().items() if name.startswith("pretrained.")}
         return weights | kept | dict(zip(BUFFERS, empty, strict=True))

@@ -43,5 +43,5 @@ class MiB(Method):
 
 
 def authors_15_1() -> MiB:
-    """With the weight that its author used on VOC 15-1."""
+    """MiB with the weight that its author used on VOC 15-1."""
     return MiB(distillation=100.0)

@@ -41,5 +41,5 @@ class PLOP(PseudoLabelled):
 
 
 def reference() -> PLOP:
-    """With the published code's faulty histogram in place of the median."""
+    """PLOP with the published code's faulty histogram in place of the median."""
     return PLOP(thresholds="published")

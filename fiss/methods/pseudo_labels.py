@@ -95,7 +95,7 @@ class PseudoLabelled(Method, ABC):
         return pixel_mean(pixels_BHW, step.labels_BHW if self.rejected == "old" else labels_BHW, self.mean_over)
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
-        """By local epoch: the share asked for, and how many pixels of each class were offered and accepted."""
+        """For each local epoch: the share asked for, and how many pixels of each class were offered and accepted."""
         names = ("background", *label_space.names)
         return {
             "pseudo_labels": [

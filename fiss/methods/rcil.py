@@ -69,5 +69,5 @@ class RCIL(MiB):
 
 
 def reference() -> RCIL:
-    """With the published code's folding, after which the network computes something else."""
+    """RCIL with the published code's folding, after which the network computes something else."""
     return RCIL(keep_function=False)

@@ -211,7 +211,7 @@ def _shake(module: nn.Module) -> None:
 
 
 def _outputs(model: Segmenter) -> tuple[Tensor, ...]:
-    """What it makes of a small image."""
+    """What the network makes of a small image."""
     side = _side(model)
     image = torch.randn(1, model.spec.channels, side, side, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -41,10 +41,10 @@ class Parts(NamedTuple):
 
 
 class LastMap(nn.Module):
-    """In place of a decoder: the encoder's last map as it is."""
+    """Stands in for a decoder: gives the encoder's last map as it is."""
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        """Of the maps, finest first."""
+        """The last of the maps, which come finest first."""
         return maps[-1]
 
 

@@ -75,7 +75,7 @@ class Recorded:
         )
 
     def __call__(self, images_BCHW: Tensor) -> Outputs:
-        """As the network's own trunk."""
+        """Answer as the network's own trunk does."""
         return self.replays.get(self._state(images_BCHW), self.run)(images_BCHW)
 
 
@@ -89,6 +89,6 @@ class _Below(nn.Module):
         self.run = run
 
     def forward(self, images_BCHW: Tensor) -> Outputs:
-        """As the network's own trunk."""
+        """Answer as the network's own trunk does."""
         outputs: Outputs = self.run(images_BCHW)
         return outputs

@@ -67,7 +67,7 @@ class Output:
         return class_sums(self.log_p_BCHW.detach().exp(), labels_BHW, classes)
 
     def cross_entropy_and_sums(self, labels_BHW: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Both of the above, both with gradients: going back together, the logits are read once."""
+        """`cross_entropy` and `class_sums`, both with gradients; one backward pass reads the logits once."""
         if has_kernels(self.logits_BCHW):
             from fiss.ops.kernels import CrossEntropyAndSums
 

@@ -75,7 +75,7 @@ def unseen(old: Rows, new: Rows) -> Rows:
 
 
 def remembered(rows: Rows) -> dict[str, Any]:
-    """As it stands in a client's memory: each number as a byte between its feature's least and largest."""
+    """Features as they stand in a client's memory: each number as a byte between its feature's least and largest."""
     least, largest = (np.round(ends, 6) for ends in (rows.min(0), rows.max(0)))
     share = ((rows - least) / np.maximum(largest - least, 1e-12)).clip(0, 1)
     text = base64.b64encode(np.rint(share * 255).astype(np.uint8).tobytes()).decode()

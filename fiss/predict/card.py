@@ -86,7 +86,7 @@ def _classes(names: Sequence[str], scores: Sequence[ScoreRecord]) -> list[str]:
 
 
 def _scores(folder: RunFolder, file: Path) -> list[ScoreRecord]:
-    """Those of this model, one for each view; none where it was not scored."""
+    """The scores of this model, one for each view; none where it was not scored."""
     kind, _, number = file.stem.partition("-")
     try:
         records = folder.scores(finished=True)

@@ -57,7 +57,7 @@ class Prediction:
 
     @cached_property
     def probabilities(self) -> NDArray[np.float32]:
-        """Of every channel at every pixel, (C, H, W); made when first asked for, since they are large."""
+        """Probabilities of the channels at every pixel, (C, H, W); made when first asked for, since they are large."""
         found_CHW = torch.empty((len(self.names), *self.mask.shape))
         for channel, row, part in self.blocks():
             found_CHW[channel : channel + part.shape[0], row : row + part.shape[1]] = part
@@ -211,7 +211,7 @@ def _resized(model: Segmenter, image: Picture, size: int) -> Tensor:
 
 
 def _logits(model: Segmenter, pixels_B3hw: Tensor) -> Tensor:
-    """Of images on the scale of bytes, (B, C, h, w)."""
+    """Logits of images on the scale of bytes, (B, C, h, w)."""
     height, width = pixels_B3hw.shape[2:]
     padded, _ = pad(pixels_B3hw, torch.zeros_like(pixels_B3hw[:, 0], dtype=torch.uint8), model.divisor)
     logits: Tensor = model(normalise(padded)).logits_BCHW

@@ -45,19 +45,19 @@ class Comparison:
     notes: tuple[str, ...]
 
     def markdown(self) -> str:
-        """As a Markdown table."""
+        """The table in Markdown."""
         lines = [self.head, ("---",) * len(self.head), *self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n".join([table, *(f"\n{note}" for note in self.notes)])
 
     def csv(self) -> str:
-        """As comma-separated values, the title first."""
+        """The table as comma-separated values, the title first."""
         text = StringIO()
         writer(text, lineterminator="\n").writerows([(self.title,), self.head, *self.rows])
         return text.getvalue()
 
     def to_pandas(self) -> Any:
-        """As a pandas.DataFrame, where pandas is installed."""
+        """The table as a pandas.DataFrame, where pandas is installed."""
         return pandas().DataFrame(self.rows, columns=self.head)
 
     def _repr_html_(self) -> str:
@@ -130,7 +130,7 @@ def monitors(paths: Iterable[Path]) -> list[Comparison]:
             found.append(_fired(path, config, rounds))
         elif not probed(rounds):
             raise UserError(
-                f"{path}: nobody was probed in it, since its tasks were display. Run with --monitor oracle and --set "
+                f"{path}: nobody was probed in it, since its tasks were announced. Run with --monitor oracle and --set "
                 "monitor.probed=all, or in a world that is not synchronous."
             )
         else:

@@ -106,11 +106,11 @@ class Display(Progress):
             named = [f"{name} {value:.3f}" if len(losses) > 1 else f"{value:.3f}" for name, value in losses.items()]
             self.loss = f"loss {' '.join(named)}"
         speed = self.images / max(monotonic() - self.client_began, 1e-9)
-        text = f"{self.client_name}  {self.loss}  {speed:.0f} img/s  {self._left()} left"
+        text = "  ".join(part for part in (self.client_name, self.loss, f"{speed:.0f} img/s", self._left()) if part)
         if self.overall is not None and (losses or self.client_steps == 0):
             self.bars.update(self.overall, completed=self.done, description=self.where, text=text)
         if self.client_steps == 0 and not self.live:
-            self.console.print(f"{self.where}  {text}", highlight=False)
+            self.console.print(f"{self.where}  {text}".strip(), highlight=False)
 
     def scored(self, record: ScoreRecord) -> None:
         """One line per evaluation."""
@@ -141,10 +141,12 @@ class Display(Progress):
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
+        if self.overall is None:  # sums of a first task that was taken over are counted before the first round
+            return ""
         per_step = (monotonic() - self.began) / max(self.done - self.earlier, 1)
-        seconds = int(per_step * (self.steps - self.done))
+        seconds = int(per_step * max(self.steps - self.done, 0))
         hours, minutes = divmod(seconds // 60, 60)
-        return f"{hours}:{minutes:02d}:{seconds % 60:02d}" if hours else f"{minutes}:{seconds % 60:02d}"
+        return f"{hours}:{minutes:02d}:{seconds % 60:02d} left" if hours else f"{minutes}:{seconds % 60:02d} left"
 
 
 def sweep_table(board: Iterable[JobStatus]) -> Table:

@@ -37,7 +37,7 @@ class Document:
 
 
 def report(runs: Sequence[Where], out: str | Path = "report.html", progress: Progress | bool | None = None) -> Document:
-    """One HTML page about runs: which method forgot what, curves, heat maps, pictures.
+    """One HTML page about runs: who won, who forgot what, curves, classes, pictures; a reader can choose among them.
 
     Args:
         runs: Runs or their folders.

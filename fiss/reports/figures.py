@@ -1,4 +1,4 @@
-"""Plots and tables as pieces of HTML: matplotlib's SVG and PNG embedded, readable for colour-blind people."""
+"""Plots, pictures and tables as pieces of HTML, all embedded, readable for colour-blind people."""
 
 import base64
 import io
@@ -11,8 +11,8 @@ from fiss.runs.run import html_table
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#7f3fbf", "#8c564b", "#9e9e9e")
 """Okabe and Ito's first: colour-blind readers tell them apart. Markers and line styles differ too."""
-ACROSS = 24
-"""Columns of a heat map that can be read on one screen."""
+SIDE = 320
+"""Pixels of the longer side of a picture."""
 MARKERS, LINES = "osD^v<>Ph*", ("-", "--", "-.", ":")
 
 
@@ -33,17 +33,33 @@ def svg(drawn: Any, alt: str) -> Markup:
     return image(data.getvalue(), "svg+xml", alt)
 
 
-def png(drawn: Any, alt: str) -> Markup:
-    """A figure as an embedded PNG."""
-    data = io.BytesIO()
-    drawn.savefig(data, format="png", dpi=80)
-    return image(data.getvalue(), "png", alt)
-
-
 def image(data: bytes, kind: str, alt: str) -> Markup:
-    """Bytes of a picture, embedded."""
-    text = base64.b64encode(data).decode()
-    return Markup('<div class="plot"><img alt="{}" src="data:image/{};base64,{}"></div>').format(alt, kind, text)
+    """Bytes of a figure, embedded."""
+    return Markup('<div class="plot"><img alt="{}" src="{}"></div>').format(alt, _address(data, kind))
+
+
+def shot(pixels: Any) -> str:
+    """A picture as a data: address: of few colours exactly, a photo as a JPEG."""
+    import numpy as np
+    from PIL import Image
+
+    packed = pixels.astype(np.int64) @ (1 << 16, 1 << 8, 1)
+    colours, numbers = np.unique(packed, return_inverse=True)
+    data = io.BytesIO()
+    if len(colours) > 256:
+        photo = Image.fromarray(pixels)
+        photo.thumbnail((SIDE, SIDE))
+        photo.save(data, "jpeg", quality=88)
+        return _address(data.getvalue(), "jpeg")
+    flat = Image.fromarray(numbers.reshape(packed.shape).astype(np.uint8), "P")
+    flat.putpalette([byte for c in colours.tolist() for byte in (c >> 16, c >> 8 & 255, c & 255)])
+    flat.thumbnail((SIDE, SIDE), Image.Resampling.NEAREST)
+    flat.save(data, "png", optimize=True)
+    return _address(data.getvalue(), "png")
+
+
+def _address(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def finish(axes: Any, title: str, legend: bool = True, **settings: Any) -> None:
@@ -66,36 +82,20 @@ def style(number: int) -> dict[str, Any]:
 
 
 def grid(
-    rows: Sequence[str], columns: Sequence[str], values: Any, title: str, limits: tuple[float, float], colours: str
+    rows: Sequence[str], columns: Sequence[str], values: Any, title: str, most: Sequence[float], digits: int = 0
 ) -> Markup:
-    """A heat map with its numbers in it; grey is not there. More columns than fit a screen go into several."""
-    import numpy as np
-
-    if len(columns) > ACROSS:
-        starts = range(0, len(columns), ACROSS)
-        parts = ((columns[a : a + ACROSS], [row[a : a + ACROSS] for row in values]) for a in starts)
-        return Markup("").join(grid(rows, some, cells, title, limits, colours) for some, cells in parts)
-
-    cells = np.array([[np.nan if v is None else v for v in row] for row in values], float)
-    left, below = (max(map(len, names), default=0) for names in (rows, columns))  # letters
-    drawn = figure(
-        max(6.0, 0.52 * len(columns) + max(2.2, 1.2 + 0.09 * left)), 0.42 * len(rows) + max(1.5, 0.8 + 0.08 * below)
-    )
-    axes = drawn.subplots()
-    axes.set_facecolor("#dddddd")
-    axes.imshow(cells, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_title(title, loc="left", fontsize=11)
-    middle = (limits[0] + limits[1]) / 2
-    for y, row in enumerate(cells):
-        for x, value in enumerate(row):
-            if not np.isnan(value):
-                dark = value < middle if colours == "cividis" else abs(value - middle) > 0.6 * (limits[1] - middle)
-                axes.text(
-                    x, y, f"{value:.0f}", ha="center", va="center", fontsize=8, color="white" if dark else "black"
-                )
-    return svg(drawn, title)
+    """A table of numbers, the darker the larger; `most` is the darkest of each column. Empty is not there."""
+    one, empty = Markup('<td class="shade" style="--v: {:.2f}">{}</td>'), Markup("<td></td>")
+    head = Markup().join(Markup("<th>{}</th>").format(name) for name in ("", *columns))
+    lines = Markup()
+    for name, row in zip(rows, values, strict=True):
+        cells = Markup().join(
+            empty if v is None else one.format(min(1, max(0, v / limit)), f"{v:.{digits}f}")
+            for v, limit in zip(row, most, strict=True)
+        )
+        lines += Markup("<tr><td>{}</td>{}</tr>").format(name, cells)
+    text = '<p class="quiet">{}</p><div class="wide"><table class="dense"><tr>{}</tr>{}</table></div>'
+    return Markup(text).format(title, head, lines)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -104,15 +104,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 
 
 def tiles(heads: Sequence[str], rows: Sequence[Sequence[Any]], legend: Iterable[tuple[str, str]], alt: str) -> Markup:
-    """Rows of small pictures under headings, None leaves a place empty; and what their colours mean."""
-    drawn = figure(1.5 * len(heads), 1.55 * len(rows) + 0.3)
-    places = drawn.subplots(len(rows), len(heads), squeeze=False)
-    for y, row in enumerate(rows):
-        for x, head in enumerate(heads):
-            places[y][x].set_axis_off()
-            if x < len(row) and row[x] is not None:
-                places[y][x].imshow(row[x], interpolation="nearest")
-            if y == 0:
-                places[y][x].set_title(head, fontsize=9)
+    """Rows of small pictures with their headings; and what their colours mean."""
+    figure = Markup('<figure><img alt="{}" src="{}"><figcaption>{}</figcaption></figure>')
+    lines = (
+        Markup().join(figure.format(f"{alt}: {h}", shot(t), h) for h, t in zip(heads, row, strict=True)) for row in rows
+    )
     entry = Markup('<span><i style="background: {1}"></i>{0}</span> ')
-    return png(drawn, alt) + Markup('<p class="legend">{}</p>').format(Markup().join(entry.format(*o) for o in legend))
+    return Markup().join(Markup('<div class="shots">{}</div>').format(line) for line in lines) + Markup(
+        '<p class="legend">{}</p>'
+    ).format(Markup().join(entry.format(*one) for one in legend))

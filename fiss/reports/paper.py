@@ -116,7 +116,7 @@ def _pair(ours: Sequence[float | None], theirs: float | None) -> str:
 
 
 def _last(runs: Runs, method: str, name: str = "") -> list[float | None]:
-    """Of each run's last model: the IoU of a class, the mean of classes such as "0-16", or that of all."""
+    """For each run's last model: the IoU of a class, the mean of classes such as "0-16", or that of all."""
     ends = [scores[-1] for scores in runs.get(method, [])]
     if not name:
         return [end.miou for end in ends]

@@ -88,7 +88,7 @@ def draw_tasks(path: Path, out: Path, titles: Sequence[str], progress: Progress)
 
 
 def _legend(classes: Sequence[str], rows: Iterable[Sequence[Any]]) -> Legend:
-    """Of rows of an image and painted labels beside it."""
+    """The legend of rows that hold an image and painted labels beside it."""
     return legend_of(classes, (tile for row in rows for tile in row[1:]))
 
 
@@ -104,11 +104,14 @@ def _tiled(figure: Any, grid: Any, rows: Sequence[Sequence[Any]], titles: Sequen
 
 
 def _chosen(validation: Validation, folder: RunFolder, name: str) -> list[int]:
-    """The validation images that show most classes of different tasks; of equal ones the first."""
+    """The validation images that show classes of most tasks; of those the ones with fewest classes, and then the first:
+    where objects crowd, a picture says little."""
     ids = {name: i for i, name in enumerate(validation.classes, 1)}
     tasks = validation.tasks_of(validation.readable(folder.read_weights(name).label_space))
-    shown = [validation.index.presence[:, [ids[own] for own in task]].any(1) for task in tasks]
-    return sorted(int(i) for i in np.argsort(-np.stack(shown).sum(0), kind="stable")[:SHOWN])
+    there = validation.index.presence
+    shown = np.stack([there[:, [ids[own] for own in task]].any(1) for task in tasks]).sum(0)
+    crowd = there[:, [ids[own] for task in tasks for own in task]].sum(1)
+    return sorted(int(i) for i in np.lexsort((crowd, -shown))[:SHOWN])
 
 
 def _ids(classes: Sequence[str], space: LabelSpace) -> Labels:
@@ -143,25 +146,18 @@ class Strip:
 
     @classmethod
     def of(cls, folder: RunFolder, progress: Progress) -> "Strip":
-        """Those that show most classes of different tasks."""
+        """A strip of three images that show classes of most tasks."""
         validation, models = Validation.of_run(folder, progress), folder.last_models()
         return cls(folder, validation, tuple(_chosen(validation, folder, models[max(models)])[:3]))
 
     def rows(self, names: Iterable[str]) -> list[list[Any]]:
-        """By image: the image, the truth, and what each of those models sees in it."""
+        """For each image a row: the image, the truth, and what each of those models sees in it."""
         seen = [_predictions(self.validation, self.folder, name, self.images) for name in names]
         return _beside(self.validation, self.images, seen)
 
 
-def segmentation_tiles(folder: RunFolder, progress: Progress) -> Tiles:
-    """For a few images: the image, the truth, and what a run sees after every task."""
-    models, strip = folder.last_models(), Strip.of(folder, progress)
-    rows = strip.rows(models.values())
-    return ["image", "truth", *(f"task {task}" for task in models)], rows, _legend(strip.validation.classes, rows)
-
-
 def _beside(validation: Validation, images: Sequence[int], seen: Sequence[list[Labels]]) -> list[list[Any]]:
-    """By image: the image, the truth, and what each of several models sees in it."""
+    """For each image a row: the image, the truth, and what each of several models sees in it."""
     colours, rows = colours_of(len(validation.classes) + 1), []
     for i, *labels in zip(images, *seen, strict=True):
         picture, mask = validation.split.read(i)

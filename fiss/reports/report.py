@@ -1,15 +1,17 @@
-"""One HTML page about runs: which method forgot what, and how it came to that. page.html says what stands where.
+"""One HTML page about runs: who won, who forgot what, and how it came to that. page.html says what stands where.
 
-Plots are matplotlib's, embedded as SVG; pictures are PNG. Whatever is missing, damaged or different between runs is
-said at the top, and the rest is shown.
+page.js draws curves, classes and pictures from a block of JSON, so that a reader can choose among them; what is folded
+away is matplotlib's, embedded as SVG. Whatever is missing, damaged or different between runs is said at the top, and
+the rest is shown.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 from jinja2 import Template
 from markupsafe import Markup
@@ -17,10 +19,12 @@ from markupsafe import Markup
 from fiss.config.config import Config, to_toml
 from fiss.config.identity import SAME_ROW, differences, row_key
 from fiss.errors import UserError
+from fiss.predict.palette import legend_of
 from fiss.progress import Progress
 from fiss.reports.comparison import cell, compare, labels, why_no_score
-from fiss.reports.figures import figure, finish, grid, style, svg, table, tiles
-from fiss.reports.pictures import pseudo_label_tiles, segmentation_tiles
+from fiss.reports.figures import grid, shot, table, tiles
+from fiss.reports.headline import Standing, headline, mean_of, standings
+from fiss.reports.pictures import Strip, pseudo_label_tiles
 from fiss.reports.timeline import accepted, calendar, losses, monitored
 from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.records import Client, Records, RoundRecord, ScoreRecord, Splits, probed
@@ -43,6 +47,11 @@ class Run:
     finished: bool
 
 
+def script() -> str:
+    """What draws the figures of the page."""
+    return files("fiss.reports").joinpath("page.js").read_text(encoding="utf-8")
+
+
 def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
     """The page about those runs."""
     runs, notes = read(paths)
@@ -50,27 +59,31 @@ def write(paths: Sequence[Path], out: Path, progress: Progress) -> None:
         raise UserError("No run to report: " + " ".join(notes))
     by_label = _by_label(runs)
     scored = _by_label(run for run in runs if run.ends)
-    done = _by_label(run for run in runs if run.ends and run.finished)
+    ranked = standing(runs)
     firsts = [several[0] for several in by_label.values()]
     pictures, pseudo = _pictures(firsts, progress, notes)
     page = Template(files("fiss.reports").joinpath("page.html").read_text(encoding="utf-8"), autoescape=True)
     text = page.render(
-        labels=by_label,
+        headline=headline(ranked) if scored else "No run was scored.",
+        setting=_setting(by_label),
         notes=notes,
         scored=scored,
-        ranked=_ranked(done),
-        forgetting=_forgetting(done),
-        curves=_curves(scored) + _comparison(scored) if scored else "",
-        trade=_trade(done),
-        classes=_heat(scored),
-        background=_background(done),
-        pictures=pictures,
+        ranking=_ranking(ranked),
+        numbers=_comparison(scored) if scored else "",
+        data=_embedded(_data(scored) | {"pictures": pictures}) if scored else "",
+        script=Markup(script()),
         pseudo_labels=Markup().join(accepted(run.label, run.rounds) for run in firsts) + pseudo,
         losses=losses({run.label: run.rounds for run in firsts}) + _time(by_label),
         clients=_clients(firsts[0]) + _timeline(firsts),
         runs=[(run, to_toml(without_secrets(run.config)), _origins(run)) for run in firsts],
     )
     write_atomically(out, text.encode())
+
+
+def standing(runs: Iterable[Run]) -> list[Standing]:
+    """The finished among those runs, the best first."""
+    done = _by_label(run for run in runs if run.ends and run.finished)
+    return standings({name: (own[0].config.joint, [run.ends[-1] for run in own]) for name, own in done.items()})
 
 
 def _by_label(runs: Iterable[Run]) -> Labelled:
@@ -84,6 +97,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The runs that can be read, and everything to be said about them."""
     runs: list[Run] = []
     notes: list[str] = []
+    said: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         try:
             folder = RunFolder.open(path)
@@ -98,7 +112,8 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
             continue
         if not run.ends:
             notes.append(f"{path} {why_no_score(folder)}")
-        notes += [f"{path}: {text}" for record in folder.origins() for text in record.get("notices", ())]
+        for text in (text for record in folder.origins() for text in record.get("notices", ())):
+            said[text].append(str(path))
         if not run.finished:
             notes.append(f"{path} is not finished; it is shown as far as it got.")
         runs.append(run)
@@ -107,67 +122,61 @@ def read(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     runs = [replace(run, label=names[row_key(run.config)]) for run in runs]
     if odd := differences(*(run.config for run in runs), ignoring=(*SAME_ROW, "method", "joint", "name")):
         notes.append(f"These runs differ in more than their method: {', '.join(odd)}.")
-    return runs, notes
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    return mean(there) if (there := [v for v in values if v is not None]) else None
+    return runs, notes + [f"{text} ({', '.join(dict.fromkeys(where))})" for text, where in said.items()]
 
 
 def _means(runs: Sequence[Run], value: Callable[[ScoreRecord], float | None]) -> list[float | None]:
-    """By task, the mean over seeds."""
+    """The mean over seeds, after each task."""
     tasks = range(max(len(run.ends) for run in runs))
-    return [_mean(value(run.ends[t]) for run in runs if t < len(run.ends)) for t in tasks]
+    means = [mean_of(value(run.ends[t]) for run in runs if t < len(run.ends)) for t in tasks]
+    return [None if value is None else round(value, 2) for value in means]
 
 
-def _classes(by_label: Labelled) -> list[str]:
-    """All classes, the background first; none without runs."""
-    return max((list(run.ends[-1].iou) for runs in by_label.values() for run in runs), key=len, default=[])
-
-
-def _forgetting(by_label: Labelled) -> Markup:
-    """Final IoU minus the best after an earlier task, by method and class."""
-    names = [name for name in _classes(by_label) if name != "background"]
-
-    def lost(run: Run, name: str) -> float | None:
-        past = [v for record in run.ends[:-1] if (v := record.iou.get(name)) is not None]
-        now = run.ends[-1].iou.get(name)
-        return now - max(past) if past and now is not None else None
-
-    rows, shown = [], []
+def _data(by_label: Labelled) -> dict[str, Any]:
+    """What the figures are drawn from: every score after every task, by method. The upper bound learns everything at
+    once and stands after the last task."""
+    names = max((list(run.ends[-1].iou) for runs in by_label.values() for run in runs), key=len)
+    tasks = max(len(run.ends) for runs in by_label.values() for run in runs)
+    methods = []
     for label, runs in by_label.items():
-        values = [_mean(lost(run, name) for run in runs) for name in names]
-        if any(value is not None for value in values):
-            rows.append(values)
-            shown.append(label)
-    kept = [i for i in range(len(names)) if any(row[i] is not None for row in rows)]
-    if not kept:
+        joint, own = runs[0].config.joint, max(len(run.ends) for run in runs)
+        before = [None] * (tasks - own) if joint else []
+
+        def over(value: Callable[[ScoreRecord], float | None], runs=runs, before=before) -> list[float | None]:  # type: ignore[no-untyped-def]
+            return [*before, *_means(runs, value)]
+
+        found: dict[str, Any] = {"label": label, "joint": joint, "tasks": own}
+        found |= {key: over(lambda r, k=key: getattr(r, k)) for key in ("miou", "new", "background")}  # type: ignore[misc]
+        found["old"] = over(lambda r: r.base if r.old is None and not joint else r.old)  # noqa: B023
+        for key in ("iou", "to_background", "from_background"):
+            found[key] = {name: over(lambda r, k=key, n=name: getattr(r, k).get(n)) for name in names}  # type: ignore[misc]
+        methods.append(found)
+    return {"tasks": tasks, "classes": names, "methods": methods}
+
+
+def _embedded(data: Any) -> Markup:
+    """JSON for a block of the page that no name in it can end."""
+    return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def _setting(by_label: Labelled) -> str:
+    """What the page is about: the worlds, the methods, the seeds."""
+    runs = [run for several in by_label.values() for run in several]
+    worlds, views = (", ".join(dict.fromkeys(names)) for names in (
+        (run.config.name for run in runs), (run.config.evaluation.views[0] for run in runs),
+    ))  # fmt: skip
+    seeds = sorted({run.config.seed for run in runs})
+    number = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+    return f"{worlds}: {', '.join(by_label)}; {number}; scored in view {views}, in percent."
+
+
+def _ranking(found: Sequence[Standing]) -> Markup:
+    """Where each method ended, the best first."""
+    if not found:
         return Markup()
-    title = "points of IoU lost (orange) or gained (purple) since a class was known best"
-    return grid(shown, [names[i] for i in kept], [[row[i] for i in kept] for row in rows], title, (-80, 80), "PuOr")
-
-
-def _ranked(by_label: Labelled) -> list[tuple[str, list[float | None]]]:
-    """Methods, the best first: mIoU after the last task, what was forgotten, mIoU of the newest classes."""
-    keys = ("miou", "forgetting", "new")
-    found = {label: [_mean(getattr(run.ends[-1], k) for run in runs) for k in keys] for label, runs in by_label.items()}
-    return sorted(found.items(), key=lambda row: -(row[1][0] or 0))
-
-
-def _curves(by_label: Labelled) -> Markup:
-    drawn = figure(9, 3.8)
-    left, right = drawn.subplots(1, 2)
-    for axes, key, title in ((left, "miou", "all classes"), (right, "old", "old classes (task 0: the first)")):
-        for number, (label, runs) in enumerate(by_label.items()):
-            if key == "old" and runs[0].config.joint:
-                continue  # it learns everything at once
-            values = _means(runs, lambda r, key=key: r.base if (v := getattr(r, key)) is None else v)  # type: ignore[misc]
-            shift = 0 if not runs[0].config.joint else max(len(run.ends) for rs in by_label.values() for run in rs) - 1
-            shown = [(shift + t, value) for t, value in enumerate(values) if value is not None]
-            axes.plot(*zip(*shown, strict=True), label=label, **style(number))
-        finish(axes, title, False, xlabel="task", ylabel="mIoU, %", ylim=(0, 100))
-    drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-    return svg(drawn, "mIoU after each task")
+    rows = [[one.miou, one.forgotten, one.new] for one in found]
+    head = ("mIoU at the end", "forgot", "newest classes")
+    return grid([one.label for one in found], head, rows, "", (100, 80, 100), 1)
 
 
 def _comparison(by_label: Labelled) -> Markup:
@@ -177,51 +186,6 @@ def _comparison(by_label: Labelled) -> Markup:
     except UserError as error:
         return Markup("<p>{}</p>").format(error)
     return table(made.head, made.rows)
-
-
-def _trade(by_label: Labelled) -> Markup:
-    drawn = figure(6, 4.2)
-    axes = drawn.subplots()
-    for number, (label, runs) in enumerate(by_label.items()):
-        both = [(run.ends[-1].old, run.ends[-1].new) for run in runs]
-        pairs = [pair for pair in both if None not in pair]
-        if pairs:
-            axes.plot(*zip(*pairs, strict=True), label=label, **(style(number) | {"linestyle": "none"}))
-    if not axes.lines:
-        return Markup()
-    axes.set(xlabel="old classes after the last task, mIoU %", ylabel="newest classes, mIoU %")
-    axes.set(xlim=(0, 100), ylim=(0, 100))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    return svg(drawn, "old against new classes")
-
-
-def _heat(by_label: Labelled) -> Markup:
-    names = _classes(by_label)
-    parts = []
-    for label, runs in by_label.items():
-        tasks = max(len(run.ends) for run in runs)
-        values = [_means(runs, lambda r, n=name: r.iou.get(n)) for name in names]  # type: ignore[misc]
-        rows = [[column[t] for column in values] for t in range(tasks)]
-        parts.append(grid([f"task {t}" for t in range(tasks)], names, rows, f"{label}: IoU, %", (0, 100), "cividis"))
-    return Markup().join(parts)
-
-
-def _background(by_label: Labelled) -> Markup:
-    names = [name for name in _classes(by_label) if name != "background"]
-    titles = {
-        "to_background": "share of a class's pixels that the last model calls background, %",
-        "from_background": "share of the background's pixels that the last model calls a class, %",
-    }
-    parts = []
-    for key, title in titles.items():
-        rows = []
-        for runs in by_label.values():
-            shares = [getattr(run.ends[-1], key) for run in runs]
-            rows.append([_mean(share.get(name) for share in shares) for name in names])
-        if any(v is not None for row in rows for v in row):
-            parts.append(grid(list(by_label), names, rows, title, (0, 100), "cividis"))
-    return Markup().join(parts)
 
 
 def _time(by_label: Labelled) -> Markup:
@@ -257,11 +221,12 @@ def _clients(run: Run) -> Markup:
     rows = [[held.get((task, client)) for task in range(tasks)] for client in clients]
     names = [f"client {client}" if isinstance(client, int) else client for client in clients]
     shown = f"images held by each client that took part ({run.label}, seed {run.config.seed})"
-    return grid(names, [f"task {t}" for t in range(tasks)], rows, shown, (0, max(*held.values(), 1)), "cividis")
+    most = max(*held.values(), 1)
+    return grid(names, [f"task {t}" for t in range(tasks)], rows, shown, [most] * tasks)
 
 
 def _timeline(runs: Sequence[Run]) -> Markup:
-    """Who trained when; and where tasks are not display, what the clients measured and what their monitors saw."""
+    """Who trained when; and where tasks are not announced, what the clients measured and what their monitors saw."""
     longest = max(runs, key=lambda run: len(run.rounds))
     if not longest.rounds:
         return Markup()
@@ -284,21 +249,29 @@ def _origins(run: Run) -> Markup:
     return table(keys, [[str(record.get(key, "")) for key in keys] for record in records]) if records else Markup()
 
 
-def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tuple[Markup, Markup]:
-    """What each run sees in a few images after every task, and its pseudo labels, each beside the truth."""
-    seen, pseudo = Markup(), Markup()
+def _pictures(runs: Sequence[Run], progress: Progress, notes: list[str]) -> tuple[list[Any], Markup]:
+    """What each run sees in a few images after every task: runs of the same images side by side. And its pseudo labels
+    beside the truth."""
+    groups: dict[str, dict[str, Any]] = {}
+    pseudo = Markup()
     progress.start("drawing runs", len(runs))
     for run in runs:
         try:
             folder = RunFolder.open(run.path)
-            rows = segmentation_tiles(folder, Progress())  # its notices were given when it ran
-            seen += Markup("<h3>{}</h3>").format(run.label) + tiles(*rows, f"segmentations of {run.label}")
+            strip = Strip.of(folder, Progress())  # its notices were given when it ran
+            group = groups.setdefault(strip.validation.digest, {"images": strip.images, "rows": [], "legend": {}})
+            strip = replace(strip, images=group["images"])
+            models = folder.last_models()
+            rows = strip.rows(models.values())
+            group["legend"] |= dict(legend_of(strip.validation.classes, (tile for row in rows for tile in row[1:])))
+            group["rows"] = group["rows"] or [{"image": shot(r[0]), "truth": shot(r[1]), "seen": {}} for r in rows]
+            for there, (_, _, *seen) in zip(group["rows"], rows, strict=True):
+                drawn = dict(zip(models, map(shot, seen), strict=True))
+                there["seen"][run.label] = [drawn.get(task) for task in range(max(models) + 1)]
             if (given := pseudo_label_tiles(folder)) is not None:
-                alt = f"pseudo labels of {run.label} beside the truth"
-                title = Markup("<h3>{}: pseudo labels beside the truth</h3>").format(run.label)
-                pseudo += title + tiles(*given, alt)
+                pseudo += Markup("<h3>{}</h3>").format(run.label) + tiles(*given, f"pseudo labels of {run.label}")
         except (UserError, OSError, RuntimeError) as error:
             notes.append(f"{run.path}: no pictures ({error})")
         progress.advance()
     progress.finish()
-    return seen, pseudo
+    return [{"rows": group["rows"], "legend": list(group["legend"].items())} for group in groups.values()], pseudo

@@ -62,7 +62,7 @@ class _Sheet:
         self.places = {stem: (split, i) for split, _ in self.parts for i, stem in enumerate(split.stems)}
 
     def colour(self, i: int) -> str:
-        """For the page."""
+        """The colour as the page writes it."""
         return "#" + bytes(self.colours[i]).hex()
 
     def class_tiles(self, identity: int) -> Iterator[Tile]:

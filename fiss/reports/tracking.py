@@ -111,7 +111,7 @@ class Tracked(Progress):
 
 @contextmanager
 def tracked(progress: Progress, kind: str, folder: Path) -> Iterator[Progress]:
-    """The same progress, tracked too; as it is if `kind` is empty."""
+    """A progress that also tracks; the same one if `kind` is empty."""
     if not kind:
         yield progress
         return

@@ -33,7 +33,7 @@ def with_changes(begun: Config, folder: Path) -> Config:
 
 
 def change(folder: Path, before: Config, after: Config, keys: list[str], round_: int) -> dict[str, tuple[Any, Any]]:
-    """From now on those keys are as they are `after`; gives their values in both."""
+    """From now on these keys have the values of `after`; gives the old and the new ones."""
     old, new = flat(to_dict(before)), flat(to_dict(after))
     values = {key: (old.get(key), new.get(key)) for key in keys}
     line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "round": round_, "keys": values}

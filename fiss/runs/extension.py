@@ -45,7 +45,7 @@ class Contributed:
     """Images it is scored on."""
 
     def table(self, space: LabelSpace) -> Table:
-        """From mask ids to channels, for the images that are counted: what is not labelled is background."""
+        """Lookup table from mask ids to channels, for images that are counted: what is not labelled is background."""
         table = np.full(256, BACKGROUND, np.uint8)
         for i, name in enumerate(self.classes, 1):
             if name in self.labelled:
@@ -81,7 +81,7 @@ class Extension:
 
     @classmethod
     def read(cls, path: Path) -> "Extension":
-        """That of a folder."""
+        """Read the extension record of a folder."""
         try:
             found: Extension = from_json(cls, json.loads((path / FILE).read_bytes()), str(path / FILE))
             return found
@@ -115,7 +115,7 @@ class HeldOut:
         raise IndexError(i)
 
     def fingerprint(self) -> str:
-        """Of the files, and of what their ids mean."""
+        """Digest of the files and of what their ids mean."""
         digest = hashlib.sha256()
         for split, table in self.folders:
             digest.update(split.fingerprint().encode() + table.tobytes())

@@ -7,7 +7,7 @@ from fiss.errors import UserError, writing
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or nothing of it, also if the power goes."""
+    """Write the whole file or nothing of it, even if the power fails."""
     part = path.with_name(path.name + ".part")
     with writing(path):
         with part.open("wb") as file:

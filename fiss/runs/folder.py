@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def deployed(self) -> bool:
-        """Whether it is that of a real federation."""
+        """Whether the folder is a real federation's."""
         return (self.path / "sites.json").is_file()
 
     def config(self) -> Config:
@@ -273,7 +273,7 @@ class RunFolder:
     # Weights
 
     def digests(self) -> dict[str, str]:
-        """By name, those of the models that are kept; earlier versions knew the last one's and the teachers'."""
+        """Digests of the models that are kept, by name; earlier versions knew the last one's and the teachers'."""
         record = self._record()
         last = {record["weights"]: record["sha256"]} if {"weights", "sha256"} <= record.keys() else {}
         return {str(name): str(digest) for name, digest in {**record.get("digests", {}), **last}.items()}
@@ -297,7 +297,7 @@ class RunFolder:
         return read_model(path)
 
     def last_models(self) -> dict[int, str]:
-        """By task, the name of the model after it; in a real federation by group of classes, the present one last."""
+        """By task the name of the model after it; in a real federation by group of classes, the present one last."""
         stems = (path.stem for path in (self.path / "weights").glob("task-*.safetensors"))
         found = dict(sorted((int(stem.removeprefix("task-")), stem) for stem in stems))
         if self.deployed and (record := self._record()):

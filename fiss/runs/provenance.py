@@ -29,7 +29,7 @@ def origin(device: torch.device) -> dict[str, Any]:
 
 
 def fiss_version() -> str:
-    """Of the installed package."""
+    """Version of the installed package."""
     try:
         return version("fiss")
     except PackageNotFoundError:  # run from a plain copy of the source

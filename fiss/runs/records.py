@@ -58,7 +58,7 @@ class ReplyRecord:
 
     @classmethod
     def of(cls, reply: Reply, client: Client) -> "ReplyRecord":
-        """From a reply."""
+        """The record of a reply."""
         return cls(**{f.name: getattr(reply, f.name) for f in fields(cls)} | {"client": client})
 
 
@@ -76,7 +76,7 @@ class ProbeRecord:
 
     @classmethod
     def of(cls, result: ProbeResult, client: Client, evidence: Mapping[str, Any] | None = None) -> "ProbeRecord":
-        """From an answer to a probe, and what the client remembers of it."""
+        """The record of an answer to a probe, and of what the client remembers of it."""
         measured = Evidence(**evidence) if evidence else None
         return cls(client=client, transition=result.transition, missing=len(result.missing), evidence=measured)
 
@@ -113,7 +113,7 @@ class RoundRecord:
 
     @classmethod
     def of(cls, result: Round, seconds: float, names: Mapping[int, str] | None = None, **more: Any) -> "RoundRecord":
-        """From a round of the loop; `names` of the sites in a real federation, `more` by the names of the fields."""
+        """The record of a round; `names` of the sites in a real federation, `more` by the names of the fields."""
         known: Mapping[int, Client] = {} if names is None else names
         return cls(
             round=result.participants.round,

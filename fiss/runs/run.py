@@ -40,7 +40,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """What it was started with."""
+        """The config that the run was started with."""
         return self.folder.config()
 
     @property

@@ -221,7 +221,7 @@ def _among(matrix_CC: torch.Tensor, labelled: frozenset[int]) -> torch.Tensor:
 
 
 def groups(label_space: LabelSpace) -> tuple[tuple[str, ...], ...]:
-    """Of a label space that nobody announced: groups of classes that entered together, the first at least."""
+    """The tasks of a label space that nobody announced: groups of classes that entered together, the first at least."""
     return tuple(group for group in label_space.groups if group) or ((),)
 
 

@@ -16,7 +16,7 @@ from fiss.statistics.ledger import Ledger
 
 
 class SumsFiles:
-    """Those of one run folder."""
+    """The files of sums in one run folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class SumsFiles:
         return {"took_part": list(collected.took_part), "heard": heard, **there}
 
     def read(self, record: Mapping[str, Any]) -> Collected:
-        """Those that state.json speaks of."""
+        """Read the sums that state.json names."""
         took_part = tuple(int(client) for client in record["took_part"])
         heard = {int(client): int(last) for client, last in record["heard"].items()}
         if "ledger" not in record:

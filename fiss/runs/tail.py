@@ -16,7 +16,7 @@ class Tail:
         self.begin()
 
     def begin(self) -> None:
-        """From the first line on."""
+        """Read from the first line on."""
         self.place, self.last = 0, b""
 
     def skip(self, end: int) -> None:

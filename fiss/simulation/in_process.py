@@ -61,7 +61,7 @@ class InProcessEngine:
             del reply  # its weights are the server's now; they are not kept while the next one trains
 
     def _after_the_way(self, orders: Sequence[Order]) -> list[Order]:
-        """With weights as they are when they come in a shorter type; each model is rounded once."""
+        """The orders with weights as they arrive in a shorter type; each model is rounded once."""
         seen: dict[int, Weights] = {}
 
         def short(weights: Weights) -> Weights:

@@ -102,7 +102,7 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -
 
 
 def run_server(transport: "Transport", config: str, out: str) -> None:
-    """In FLARE's server: the experiment, its clients reached through the transport."""
+    """Run in FLARE's server: the experiment, with clients reached through the transport."""
     from fiss.flare.transport import SimulatorEngine
 
     def connect(scenario: Scenario, _: Segmenter, memories: dict[int, Memory], *__: object) -> Engine:

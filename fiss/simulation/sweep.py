@@ -143,12 +143,12 @@ class Sweep:
 
     @property
     def runs(self) -> list[Run]:
-        """Those that can be compared: at least one task of them is finished."""
+        """The runs that can be compared: at least one task of them is finished."""
         return [Run(status.job.folder) for status in self.jobs if status.miou]
 
     @property
     def failed(self) -> list[JobStatus]:
-        """Those that did not finish, `detail` says why."""
+        """The jobs that did not finish; `detail` says why."""
         return [status for status in self.jobs if status.state == "failed"]
 
     @property

@@ -27,7 +27,7 @@ class Collection:
 
     @property
     def dtype(self) -> torch.dtype:
-        """As what sums travel."""
+        """Type in which sums travel."""
         return torch.float64 if self.sent_as == "float64" else torch.float32
 
     def rounds_of_trunk(self, first_rounds: int) -> int:

@@ -41,7 +41,7 @@ class FeatureSpec:
         return -(-height // self.stride), -(-width // self.stride)
 
     def dimensions(self, channels: Mapping[str, int]) -> int:
-        """Of the feature map, by the channels of the trunk's maps."""
+        """Dimensions of the feature map, from the channels of the trunk's maps."""
         return self.projection or self.random or sum(channels[name] for name in self.chosen(channels))
 
     def chosen(self, known: Mapping[str, object]) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Ledger:
     contributions: Mapping[str, Sums] = field(default_factory=dict)
 
     def replaced(self, name: str, sums: Sums, made_with: str) -> "Ledger":
-        """With these sums, in place of any of that name."""
+        """A ledger with these sums in place of any of that name."""
         if (made_with, sums.features) != (self.made_with, self.features):
             raise UserError(
                 f"{name} counted {sums.features} features of the trunk {made_with[:16]}, the others {self.features} of "
@@ -44,7 +44,7 @@ class Ledger:
         return replace(self, contributions={**self.contributions, name: sums.kept()})
 
     def added(self, name: str, sums: Sums, made_with: str) -> "Ledger":
-        """With these sums besides what is there of that name."""
+        """A ledger with these sums added to what is there of that name."""
         there = self.contributions.get(name)
         return self.replaced(name, sums if there is None else there + sums, made_with)
 

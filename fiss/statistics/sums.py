@@ -39,13 +39,13 @@ class Sums:
 
     @classmethod
     def zero(cls, channels: int, features: int) -> "Sums":
-        """Of no image at all."""
+        """The sums of no image at all."""
         shapes = {"counts": (channels,), "sums": (channels, features), "triangle": (features * (features + 1) // 2,)}
         return cls.from_tensors({name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}, 0, 0)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], cells: int, images: int) -> "Sums":
-        """From what `tensors` gave; widened to float64."""
+        """Sums from what `tensors` gave, widened to float64."""
         counts, sums, triangle = (tensors[name].double() for name in ("counts", "sums", "triangle"))
         return cls(counts, sums, triangle, cells, images)
 
@@ -85,7 +85,7 @@ class Sums:
         return self.counts_C > LEAST
 
     def diagonal(self) -> Tensor:
-        """Of the Gram matrix, (D,)."""
+        """Diagonal of the Gram matrix, (D,)."""
         rows_D = torch.arange(self.features, 0, -1, device=self.triangle_T.device)
         return self.triangle_T[rows_D.cumsum(0) - rows_D].double()  # where the rows of the triangle begin
 
@@ -103,7 +103,7 @@ class Sums:
         return self.gram().addmm_(roots.T, roots, alpha=-1)
 
     def grown(self, channels: int) -> "Sums":
-        """With so many channels; the new ones, at the end, are empty."""
+        """The sums with so many channels; the new ones, at the end, are empty."""
         more = channels - self.channels
         assert more >= 0, "a label space only grows"
         pad = torch.nn.functional.pad
@@ -126,7 +126,7 @@ class Sums:
         )
 
     def close(self, other: "Sums", tolerance: float = 1e-12) -> bool:
-        """Whether they are equal, relative to the largest number of each kind."""
+        """Whether two sums are equal, relative to the largest number of each kind."""
         if (self.channels, self.features) != (other.channels, other.features):
             return False
         pairs = zip(self.tensors().values(), other.tensors().values(), strict=True)

@@ -79,7 +79,7 @@ def towards(present: Rows, channels: int, fit: Sequence[Sums], choice: Sequence[
 
 
 def _of(contributions: Iterable[Sums], k: int) -> list[Sums]:
-    """Those that label a class: the others say nothing about it, not even where it is not."""
+    """The sums of clients that label a class: the others say nothing about it, not even where it is not."""
     return [s for s in contributions if ROWS_EACH * k < s.channels and s.counts_C[ROWS_EACH * k] > LEAST]
 
 

@@ -95,7 +95,7 @@ def features(over: ImagePass) -> Rows:
 
 
 def feature_rows(output: Output, own_BHW: Tensor) -> Tensor:
-    """Of each stage the mean over those pixels, brought to length 1 per channel, in a few directions; an image without
+    """For each stage the mean over those pixels, brought to length 1 per channel, in a few directions; an image without
     any is left out."""
     own_B1HW, parts = own_BHW.float()[:, None], []
     for number, map_BDhw in enumerate((*output.stages, output.encoded_BDhw)):

@@ -24,29 +24,29 @@ class TrainingConfig(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Seed of everything random."""
 
     @property
     def model(self) -> ModelSpec:
-        """Which network."""
+        """Section `model` of the config."""
 
     @property
     def method(self) -> Method:
-        """How not to forget."""
+        """Section `method`."""
 
     @property
     def training(self) -> TrainingSpec:
-        """Local training."""
+        """Section `training`."""
 
     @property
     def augment(self) -> AugmentSpec:
-        """How large its images are."""
+        """Section `augment`; it has the size of the images."""
 
 
 def build_network(
     config: TrainingConfig, label_space: LabelSpace, device: torch.device | None = None, weights: str | None = None
 ) -> Segmenter:
-    """As the method wants it, what is random addressed by the seed; `weights` instead of the config's own."""
+    """The network, adapted to the method; random weights come from the seed. `weights` replaces those of the config."""
     spec = config.model if weights is None else replace(config.model, weights=weights)
     model = build(spec, label_space.sizes, address(config.seed, "model"))
     with torch.random.fork_rng(devices=[]):
@@ -105,7 +105,7 @@ class Trainer:
         self._optimizer: torch.optim.SGD | None = None
 
     def teach(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
-        """The teacher with those weights; they are loaded only if it has others."""
+        """The teacher with these weights; they are loaded only if it has others now."""
         assert self.teacher is not None
         if weights is not self._teacher_weights:
             self.teacher.load(weights, sizes)
@@ -114,19 +114,19 @@ class Trainer:
         return self.teacher
 
     def show(self, weights: Weights, sizes: Sequence[int]) -> Segmenter:
-        """The student with those weights, to look through; they are loaded only if it has others."""
+        """The student with these weights, for evaluation; they are loaded only if it has others now."""
         if weights is not self._shown:
             self.student.load(weights, sizes)
             self._shown = weights
         return self.student
 
     def prepare(self, weights: Weights, sizes: Sequence[int]) -> None:
-        """The student with those weights, to train."""
+        """The student with these weights, for training."""
         self._shown = None
         self.student.load(weights, sizes)
 
     def fresh_optimizer(self, rate: float) -> torch.optim.SGD:
-        """SGD without momentum from before, on what the student trains now."""
+        """A new SGD optimizer over the parameters that the student trains now."""
         parameters = [p for p in self.student.parameters() if p.requires_grad]
         if self._optimizer is None or list(map(id, self._optimizer.param_groups[0]["params"])) != list(
             map(id, parameters)

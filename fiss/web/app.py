@@ -6,9 +6,11 @@ nothing from elsewhere, and what changes anything is a POST with the token besid
 """
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from hmac import compare_digest
 from importlib.resources import files
 from pathlib import Path
@@ -46,7 +48,9 @@ from fiss.web.watch import Place, WatchedRun
 OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
 OWN += "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-REPORT += "frame-ancestors 'self'; sandbox"
+REPORT += "frame-ancestors 'self'; sandbox allow-scripts; script-src 'sha256-"
+REPORT += base64.b64encode(sha256(report.script().encode()).digest()).decode() + "'"
+"""The report's own script, in a frame of no origin."""
 HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", OWN.encode()),

@@ -12,7 +12,7 @@ Sample = tuple[Mapping[str, str], float]
 
 
 def metrics(runs: Iterable[WatchedRun]) -> str:
-    """Of every run: rounds, sites by state, bytes, seconds, scores."""
+    """Metrics of every run: rounds, sites by state, bytes, seconds, scores."""
     runs = list(runs)
     lines: list[str] = []
 

@@ -28,7 +28,7 @@ class Shelf:
         self.search()
 
     def search(self) -> None:
-        """Find what is there now."""
+        """Search the folders for runs."""
         self.searched = monotonic()
         found = [run for folder in self.folders for run in _runs(folder, DEPTH)]
         new = {run.id: self.runs.get(run.id, run) for run in found}

@@ -299,6 +299,9 @@ def test_demo(tiny, tmp_path, monkeypatch, capsys):
     assert re.search(r"finetune\W+1\W", out)
     assert re.search(r"fbl\W+1\W", out)
     assert re.search(r"analytic\W+1\W", out)
+    assert not re.search(r"-\d+:\d\d", out)  # time that is left
+    assert re.search(r"^- fbl also learns .*\. fbl ends at \d+\.\d mIoU and forgot ", out, re.M)
+    assert re.search(r"^\w.* (ends best|are level), with \d+\.\d mIoU[;,] .*\.$", out, re.M)
     path = tmp_path / "runs" / "demo"
     with Image.open(path / "demo.png") as drawn:
         assert drawn.width > 600

@@ -268,7 +268,9 @@ def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path
     assert predictor.ids[8] == "ell"
     about = export._about(predictor, None, "onnx")  # whose masks have the model's ids
     assert dict(zip(about["names"], about["palette"], strict=True))["ell"] == colours_of(13)[9].tolist()
-    heads, rows, legend = pictures.segmentation_tiles(RunFolder.open(run), Progress())
+    models, strip = RunFolder.open(run).last_models(), pictures.Strip.of(RunFolder.open(run), Progress())
+    rows = strip.rows(models.values())
+    legend = legend_of(strip.validation.classes, [tile for row in rows for tile in row[1:]])
     named = {
         f"#{bytes(colour).hex()}": name
         for name, colour in zip(("background", *predictor.ids), colours_of(13), strict=True)
@@ -279,7 +281,7 @@ def test_masks_have_the_ids_of_the_data_or_of_the_model(tiny, finished, tmp_path
     drawn = []
     monkeypatch.setattr(pictures, "draw_legend", lambda figure, legend: drawn.append(legend))
     pictures.draw([run], tmp_path / "p.png", Progress())
-    pictures.draw_tasks(run, tmp_path / "t.png", ["1", "2", "3", "4"][: len(heads) - 2], Progress())
+    pictures.draw_tasks(run, tmp_path / "t.png", ["1", "2", "3", "4"][: len(models)], Progress())
     assert all(
         {colour: name for name, colour in legend}.items() <= (named | {"#ffffff": "ignored"}).items()
         for legend in drawn

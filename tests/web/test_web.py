@@ -335,8 +335,10 @@ def test_the_report_is_shut_in(shelf, monkeypatch):
     monkeypatch.setattr("fiss.web.app.report.write", lambda paths, out, progress: out.write_text(f"<p>{paths[0].name}"))
     answer = browser_of(shelf).get(f"/report?run={fbl.id}")
     assert answer.text == "<p>fbl"
-    assert "sandbox" in answer.headers["content-security-policy"]
-    assert "script" not in answer.headers["content-security-policy"]
+    policy = answer.headers["content-security-policy"]
+    assert "sandbox allow-scripts; script-src 'sha256-" in policy  # its own script alone, in a frame of no origin
+    assert "same-origin" not in policy
+    assert "script-src 'unsafe" not in policy
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
@@ -390,6 +392,8 @@ def test_a_browser_shows_it(shelf, tmp_path):
             page.see(SEGMENT)
             page.until("document.querySelectorAll('#seen figure img').length === 3", 120)
             page.until("document.querySelector('#seen').textContent.includes(' %')")
+            page.open(f"http://127.0.0.1:{port}/report?run={fbl}")
+            page.until("document.querySelectorAll('#pictures canvas').length === 9", 120)  # its script may run
             assert not page.complaints
             page.see("console.error('as it would be')")
             page.see("1")

@@ -65,7 +65,7 @@ def _command(root: Path) -> tuple[str, str]:
 
 
 def _of_masks(images: Path, masks: Path, where: Sequence[str], command: Callable[..., str]) -> tuple[str, str]:
-    """By what lies in the folder of the masks."""
+    """What kind of data it is, from what lies in the folder of the masks."""
     ours, theirs = _below(images), _below(masks)
     if theirs and not theirs & ours and not theirs & {"train", "val", "valid", "test"}:
         return command("binary", *where), f"masks in a folder for each class ({', '.join(sorted(theirs)[:3])})"
@@ -124,7 +124,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_coco(path: Path) -> bool:
-    """By its beginning and its end: such files are large."""
+    """Whether a file is COCO's, from its beginning and its end: such files are large."""
     with suppress(OSError), path.open("rb") as file:
         head = file.read(4096)
         file.seek(max(0, path.stat().st_size - 2**16))

@@ -126,7 +126,7 @@ class Options:
         window_of(self)
 
     def stated(self) -> dict[str, Any]:
-        """Those that are not as by default."""
+        """The settings that differ from their defaults."""
         return {key: value for key, value in asdict(self).items() if value != getattr(Options(), key)}
 
 
@@ -149,7 +149,7 @@ class Values:
 
     @classmethod
     def of(cls, options: Options) -> "Values":
-        """From --map, or --classes with ids as they are."""
+        """The classes, from --map or from --classes with ids as they are."""
         if options.map:
             return cls._of_map(options.map)
         if options.classes:
