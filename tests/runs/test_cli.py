@@ -211,7 +211,7 @@ def test_lines_elsewhere(tiny, tmp_path, capsys, monkeypatch):
     fiss("run", "tiny.toml", "--out", "a[b]c")
     out = capsys.readouterr().out
     assert re.search(r"task 0  round 1/2  client \d  loss \d\.\d+  \d+ img/s  \d+:\d\d left", out)
-    assert "a[b]c/config.toml" in out  # names are not markup
+    assert "fiss run 'a[b]c'/config.toml" in out  # names are not markup, and commands can be given as they are
     (tmp_path / "a[b]c" / "scores.jsonl").write_text("{")
     fiss("resume", "a[b]c", code=2)
     assert "error: " in capsys.readouterr().err
