@@ -47,6 +47,12 @@ def _cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FISS_CACHE", str(shared / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Random tensors of a test are the same in every run, whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def finished(shared: Path, _cache: None) -> Callable[[Config], Path]:
     """A function from a config to the folder of its uninterrupted run, made once for all tests and workers; a test that

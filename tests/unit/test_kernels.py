@@ -38,7 +38,7 @@ def test_enlarging_by_products_is_bilinear_interpolation(shape):
     *size, height, width = shape
     small = torch.randn(size, dtype=torch.float64, requires_grad=True)
     ours, theirs = _products(small, (height, width)), F.interpolate(small, (height, width), mode="bilinear")
-    assert torch.allclose(ours, theirs, atol=1e-6)
+    assert torch.allclose(ours, theirs, atol=1e-5)  # where its weights lie is known to float32
     up = torch.randn_like(ours)
     (a,), (b,) = (torch.autograd.grad(z, small, up) for z in (ours, theirs))
     assert torch.allclose(a, b, atol=1e-5)
