@@ -13,6 +13,7 @@ not run again. --tiny: one round. --add: the record to write means and deviation
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,19 +87,25 @@ def fiss(tree: Path, words: Sequence[str], log: Path) -> bool:
 
 
 def scores(folder: Path) -> dict[str, float] | None:
-    """Those of the last task, and which share of the pixels that could get a pseudo label was to get one and did."""
+    """Those of the last task, and which share of the pixels that could get an old class was to get it and did."""
     if not finished(folder):
         return None
     last = json.loads((folder / "scores.jsonl").read_text().splitlines()[-1])
     found = {name: last[name] for name in SCORES}
+    if pairs := shares(folder):
+        found |= {"asked": 100 * mean(a for a, _ in pairs), "accepted": 100 * mean(b for _, b in pairs)}
+    return found
+
+
+def shares(folder: Path) -> list[tuple[float, float]]:
+    """Of every client's epoch the share asked for, and that accepted of the pixels that the teacher calls an old class;
+    the background is left out, which fbl-paper accepts whole."""
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     given = [
         epoch for line in rounds for reply in line["replies"] for epoch in reply["report"].get("pseudo_labels", ())
     ]
-    pairs = [(e["asked"], sum(e["accepted"].values()) / max(sum(e["offered"].values()), 1)) for e in given]
-    if pairs:
-        found |= {"asked": 100 * mean(a for a, _ in pairs), "accepted": 100 * mean(b for _, b in pairs)}
-    return found
+    counts = [[sum(e[k].values()) - e[k].get("background", 0) for k in ("accepted", "offered")] for e in given]
+    return [(e["asked"], accepted / offered) for e, (accepted, offered) in zip(given, counts, strict=True) if offered]
 
 
 def table(given: argparse.Namespace) -> str:
@@ -114,9 +121,9 @@ def table(given: argparse.Namespace) -> str:
             if not there:
                 continue
             means = [mean(run[name] for run in there) for name in SCORES]
-            shares = [f"{mean(run[k] for run in there):.0f} %" if k in there[0] else "" for k in ("asked", "accepted")]
+            parts = [f"{mean(run[k] for run in there):.0f} %" if k in there[0] else "" for k in ("asked", "accepted")]
             each = ", ".join("missing" if run is None else f"{run['miou']:.1f}" for run in found)
-            cells = [method, state, each, *(f"{value:.1f}" for value in means), *shares]
+            cells = [method, state, each, *(f"{value:.1f}" for value in means), *parts]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -132,7 +139,12 @@ def summary(given: argparse.Namespace) -> dict[str, object]:
             ends = [by_task(folder) for folder in folders]
             columns = {f"task {t}": [end[t]["miou"] for end in ends] for t in range(len(ends[0]))}
             columns |= {name: [end[-1][name] for end in ends] for name in ("old", "new", "forgetting")}
-            rows.append({"method": method, "state": state} | {k: spread(v) for k, v in columns.items()})
+            row = {"method": method, "state": state} | {k: spread(v) for k, v in columns.items()}
+            if pairs := [pair for folder in folders for pair in shares(folder)]:
+                off = [100 * (b - a) for a, b in pairs]
+                both = [100 * mean(pair[i] for pair in pairs) for i in (0, 1)]
+                row["asked and accepted"] = [round(value) for value in (*both, min(off), max(off))]
+            rows.append(row)
     command = "python docs/results/before_after.py BEFORE AFTER OUT"
     return {"command": command, "before mended faults": False, "runs": len(given.seeds), "rows": rows}
 
@@ -172,7 +184,8 @@ def main() -> None:
     if given.add:
         record = json.loads(given.add.read_text())
         record["tables"]["mended"] = summary(given)
-        given.add.write_text(json.dumps(record, indent=1) + "\n")
+        text = json.dumps(record, indent=1, ensure_ascii=False)
+        given.add.write_text(re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n")
     (given.out / "table.md").write_text(table(given))
     print(table(given), end="")
 

@@ -380,6 +380,16 @@ def shapes(which: str) -> str:
     return markdown([f"mIoU, {record['runs']} seeds", *tasks_], rows)
 
 
+def asked() -> str:
+    """The share of pseudo labels asked for and accepted, in the same runs."""
+    rows = []
+    for row in load("shapes.json")["tables"]["mended"]["rows"]:
+        if given := row.get("asked and accepted"):
+            name = f"{NAMES.get(row['method'], row['method'])}, {row['state']}".replace("**", "")
+            rows.append([name, *(f"{value} %" for value in given[:2]), f"{given[2]:+d} to {given[3]:+d}"])
+    return markdown(["", "asked", "accepted", "points between them, by client and epoch"], rows)
+
+
 def level() -> str:
     """How often the monitor `features` fires."""
     rows = []
