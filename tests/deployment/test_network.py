@@ -368,8 +368,7 @@ def shown(root):
         page.wait(30)
 
 
-def states(browser):
-    return browser.see("[...document.querySelectorAll('#sites .state')].map(cell => cell.textContent)")
+STATES = "[...document.querySelectorAll('#sites .state')].map(cell => cell.textContent).join(', ')"
 
 
 def test_the_tutorial_as_it_stands(tmp_path):
@@ -387,12 +386,12 @@ def test_the_tutorial_as_it_stands(tmp_path):
                 subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=180)
                 if browser and "init" in command:
                     browser.until("document.querySelector('#name')?.textContent === 'demo'")
-                    assert states(browser) == ["? unknown", "? unknown"]
+                    browser.until(f"{STATES} === '? unknown, ? unknown'")
                     assert browser.see("document.querySelectorAll('#losses polyline').length") == 0
                 if browser and " run " in command:
                     browser.until("document.querySelector('#fact-rounds dd span').textContent === '3'")
-                    assert states(browser) == ["● there", "● there"]
-                    assert browser.see("document.querySelectorAll('#losses polyline').length") > 0
+                    browser.until(f"{STATES} === '● there, ● there'")
+                    browser.until("document.querySelectorAll('#losses polyline').length > 0")
                     browser.see(SEGMENT)
                     browser.until("document.querySelector('#seen').textContent.includes(' %')")
         assert len(list((tmp_path / "seen" / "masks").glob("*.png"))) == 6
