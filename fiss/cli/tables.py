@@ -124,10 +124,7 @@ def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
 def data_table(found: fiss.DataCheck) -> Table:
     """Images and pixels per class in both splits, and how much is ignored."""
     dataset, rows = found.dataset, []
-    splits, classes = (
-        f"{len(dataset.train.stems)} training and {len(dataset.val.stems)} validation images",
-        dataset.classes,
-    )
+    splits, classes = f"{len(dataset.train.stems)} training and {len(dataset.val.stems)}", len(dataset.classes)
     for i, name in enumerate(("background", *dataset.classes)):
         cells = []
         for index in (found.train, found.val):
@@ -138,7 +135,7 @@ def data_table(found: fiss.DataCheck) -> Table:
         rows.append((str(i), name, *cells))
     head = [f"{split} {what}" for split in ("train", "val") for what in ("images", "pixels %", "ignored %")]
     caption = "pixels: of all that are labelled; ignored: of all in the images that show the class"
-    title = f"{dataset.name}: {splits}, {len(classes)} class{'es' * (len(classes) > 1)}"
+    title = f"{dataset.name}: {splits} validation images, {classes} class{'es' * (classes > 1)}"
     table = listed(title, ("id", "class", *head), rows, 2, caption=caption)
     table.columns[0].justify = "right"
     return table
