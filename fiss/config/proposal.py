@@ -280,7 +280,7 @@ def _within(
     if share >= 1:
         return config
     reasons["world.sample_ratio"] = (
-        f"there are {first + later} images, too many for {minutes:.0f} minutes: a part of them"
+        f"there are {len(found.train.presence)} images, too many for {minutes:.0f} minutes: a part of them"
     )
     reasons["world.split"] = "each site draws a part of the images"
     share = round(max(0.01, share) / config.world.clients, 4)
