@@ -165,6 +165,7 @@ def files_page() -> str:
                 ("`sites.json`", "in a real federation: the sites' names by number"),
                 ("`weights/task-T.safetensors`", "the model after task T"),
                 ("`weights/round-R.safetensors`", "the models of the last rounds, as many as `keep` says"),
+                ("`weights/after-R.safetensors`", "the model after R rounds, where it is somebody's teacher"),
                 ("`ledger-N.safetensors`", "sums by client, where a method adds up features"),
                 ("`report.html`", "the page about the run; nothing else depends on it"),
             ],

@@ -27,7 +27,7 @@ class Progress:
         """The counted work is over."""
 
     def round(self, task: int, round: int, clients: int) -> None:
-        """A round begins."""
+        """A round begins; rounds are counted from 1."""
 
     def client(self, client: int, steps: int) -> None:
         """A client begins to train."""

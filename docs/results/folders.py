@@ -35,7 +35,7 @@ def scores(record: dict, view: str) -> list[ScoreRecord]:
         names = [name for name in iou if name != "background"]
         tasks.append([name for name in names if not any(name in known for known in tasks)])
         means = {**summary(list(iou.values()), names, tasks, best), "miou": miou}
-        line = {"round": task, "task": task, "ends_task": True, "view": view, **means, "iou": iou}
+        line = {"round": task + 1, "task": task, "ends_task": True, "view": view, **means, "iou": iou}
         lines.append(ScoreRecord(**line, from_background=called or {}))
         best |= {n: max(best.get(n, 0.0), iou[n]) for n in names if iou[n] is not None}
     return lines

@@ -266,7 +266,7 @@ def federation_table(status: FederationStatus, values: Mapping[str, Any]) -> Tab
     if score := status.score:
         ious = ", ".join(f"{name} {value:.1f}" for name, value in score.iou.items() if value is not None)
         miou = "-" if score.miou is None else f"{score.miou:.1f}"
-        table.add_row(f"mIoU after round {score.round + 1}", escape(f"{miou}: {ious}"))
+        table.add_row(f"mIoU after round {score.round}", escape(f"{miou}: {ious}"))
     if connected is None:
         table.add_row("server", f"{status.project.server}:{status.project.port} does not answer")
     return table
@@ -278,7 +278,7 @@ def site_table(values: Mapping[str, Any]) -> Table:
     table.add_row("now", values["doing"])
     if values["rounds"]:
         losses = ", ".join(f"{name} {value:.3f}" for name, value in values["losses"].items())
-        table.add_row("last round", f"{values['round'] + 1}")
+        table.add_row("last round", f"{values['round']}")
         table.add_row("trained in", f"{values['trained']} of {values['rounds']} rounds; last {values['images']} images")
         table.add_row("losses", escape(losses) or "none")
         table.add_row("its classes", escape(", ".join(values["classes"])) or "none")

@@ -32,6 +32,8 @@ PASSES = 12
 MOST_PASSES = 32
 SIDED = 40
 """Masks that are looked at for classes that lie on one side."""
+TRAINING = 0.6
+"""Share of the time that training may take: how long it takes is known the least."""
 OVERHEAD = 30.0
 """Seconds for starting, the validation images' first reading, and the report."""
 
@@ -134,7 +136,7 @@ def propose(
     side = min(_fitting(config, found), 128)
     config = _with_side(config, side)
     speed = measure(config, found.dataset.train, len(found.dataset.classes))
-    config = _within(config, found, speed, first, minutes * 60, reasons)
+    config = _within(config, found, speed, first, later, minutes * 60, reasons)
     seconds = _expected(config, found, speed, side, first, later)
     return Proposal(config, reasons, seconds, str(machine))
 
@@ -239,50 +241,82 @@ def _with_side(config: Config, side: int) -> Config:
 
 
 def _within(
-    config: Config, found: DataCheck, speed: Speed, images: int, seconds: float, reasons: dict[str, str]
+    config: Config, found: DataCheck, speed: Speed, first: int, later: int, seconds: float, reasons: dict[str, str]
 ) -> Config:
-    """Crops and epochs that fit into the time."""
-    measured, left = config.augment.crop, max(20.0, 0.6 * (seconds - OVERHEAD))
-    rounds = config.world.rounds
-    if not speed.train:
-        side = min(224, _fitting(config, found))
-        reasons["augment.crop"] = f"the images are {np.median(found.train.sizes.min(1)):.0f} pixels wide or high"
-        return _with_side(config.replace(world={"rounds": 1}), side)
+    """Crops, epochs and images that fit into the time, what is scored and counted included."""
+    measured, rounds, whole = config.augment.crop, config.world.rounds, seconds - OVERHEAD
+    most = max(20.0, TRAINING * whole)
+
+    def cost(side: int) -> Work:
+        return _work(_with_side(config, side).replace(training={"epochs": 1}), found, speed, measured, first, later)
 
     def passes(side: int) -> float:
-        return left / images / (speed.read + speed.train * (side / measured) ** 2)
+        own = cost(side)
+        return min(most, whole - own.scored - own.counted) / own.trained * rounds
 
-    sides = [side for side in SIDES if 96 <= side <= _fitting(config, found)] or [measured]
-    side = max((side for side in sides if passes(side) >= PASSES), default=sides[0])
-    epochs = int(min(passes(side), MOST_PASSES) / rounds)
+    fitting = _fitting(config, found)
+    sides = [side for side in SIDES if 96 <= side <= (fitting if speed.train else min(224, fitting))] or [measured]
+    quick = [side for side in sides if cost(side).scored <= whole / 2] or sides[:1]
+    side = max((side for side in quick if not speed.train or passes(side) >= PASSES), default=sides[0])
+    own, minutes = cost(side), seconds / 60
     reasons["augment.crop"] = f"larger ones would leave no time for {PASSES} passes over the images"
     if side == sides[-1]:
         reasons["augment.crop"] = f"the images have {np.median(found.train.sizes.min(1)):.0f} pixels"
-    reasons["training.epochs"] = f"so many in each of {rounds} rounds fit into {seconds / 60:.0f} minutes"
-    config = _with_side(config, side).replace(training={"epochs": max(1, epochs)})
-    if epochs >= 1:
+    elif side == quick[-1]:
+        reasons["augment.crop"] = "scoring larger ones would take more than half of the time"
+    if own.scored > whole / 2:
+        reasons["evaluation.size"] = (
+            f"scoring {len(found.val.presence)} validation images takes {own.scored / 60:.0f} of the minutes at the "
+            "smallest size too; fewer of them make it shorter"
+        )
+    config = _with_side(config, side)
+    epochs = int(min(passes(side), MOST_PASSES) / rounds) if speed.train else 0
+    if epochs > 0:
+        reasons["training.epochs"] = f"so many in each of {rounds} rounds fit into {minutes:.0f} minutes"
+        return config.replace(training={"epochs": epochs})
+    config = config.replace(training={"epochs": 1} if speed.train else {}, world={} if speed.train else {"rounds": 1})
+    left = max(20.0, whole - own.scored)
+    share = min(left / (own.trained + own.counted), most / own.trained if own.trained else 1.0)
+    if share >= 1:
         return config
-    share = max(0.01, passes(side) / rounds)
     reasons["world.sample_ratio"] = (
-        f"there are {images} images, too many for {seconds / 60:.0f} minutes: a part of them"
+        f"there are {len(found.train.presence)} images, too many for {minutes:.0f} minutes: a part of them"
     )
-    share = round(share / config.world.clients, 4)
-    world = {"split": "published", "sample_ratio": share, "single_ratio": share}
     reasons["world.split"] = "each site draws a part of the images"
-    return config.replace(world=world)
+    share = round(max(0.01, share) / config.world.clients, 4)
+    return config.replace(world={"split": "published", "sample_ratio": share, "single_ratio": share})
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of a run."""
+
+    trained: float
+    counted: float
+    """For features to be added up."""
+    scored: float
+
+
+def _work(config: Config, found: DataCheck, speed: Speed, measured: int, first: int, later: int) -> Work:
+    """What this config takes; `measured`: the side of the crops that were timed."""
+    larger = (config.augment.crop / measured) ** 2
+    drawn = 1.0 if config.world.split != "published" else min(1.0, config.world.sample_ratio * config.world.clients)
+    trains, counts = bool(speed.train), config.method.collection is not None
+    trained = drawn * (first if counts else first + later) * config.world.rounds * config.training.epochs * trains
+    tasks = TaskStream.parse(config.tasks.split, found.dataset.classes).tasks
+    seen = [[i for ids in tasks[: task + 1] for i in ids] for task in range(len(tasks))]
+    scored = sum(int(found.val.presence[:, ids].any(1).sum()) for ids in seen)
+    return Work(
+        trained * (larger * speed.train + speed.read),
+        drawn * (first + later) * (larger * speed.count + speed.read) * counts,
+        scored * (larger * speed.score + speed.read),
+    )
 
 
 def _expected(config: Config, found: DataCheck, speed: Speed, measured: int, first: int, later: int) -> float:
     """Seconds of the whole run."""
-    larger = (config.augment.crop / measured) ** 2
-    drawn = 1.0 if config.world.split != "published" else min(1.0, config.world.sample_ratio * config.world.clients)
-    trained = drawn * first * config.world.rounds * config.training.epochs * bool(speed.train)
-    if config.method.collection is None:
-        trained += drawn * later * config.world.rounds * config.training.epochs
-    tasks = len(TaskStream.parse(config.tasks.split, found.dataset.classes).tasks)
-    scored = tasks * len(found.dataset.val.stems)
-    work = trained * speed.train + drawn * (first + later) * speed.count + scored * speed.score
-    return OVERHEAD + larger * work + (trained + drawn * (first + later) + scored) * speed.read
+    work = _work(config, found, speed, measured, first, later)
+    return OVERHEAD + work.trained + work.counted + work.scored
 
 
 def _sided(split: Split, classes: tuple[str, ...]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from fiss.errors import UserError
 
@@ -225,7 +225,9 @@ class _Decoding:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError)):
-            problem = Problem(str(self.path), f"unreadable or truncated {self.what}", f" ({error})")
+            many = isinstance(error, UnidentifiedImageError) and self.path.suffix.lower() in (".tif", ".tiff")
+            remedy = "if it has other channels than three: `fiss start FOLDER` sets model.channels" if many else ""
+            problem = Problem(str(self.path), f"unreadable or truncated {self.what}", f" ({error})", remedy)
             raise FileError(problem) from error
 
 

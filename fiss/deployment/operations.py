@@ -145,7 +145,9 @@ def _take_out(folder: Path, number: int, site: str, progress: Progress) -> None:
                 gathering = gathering_of(run.config())
                 assert gathering is not None
                 server = gathering.without(state.server, number)
-                run.commit(replace(state, server=server), f"round-{state.next_round - 1:04d}-without-{site}", 2)
+                run.commit(
+                    replace(state, server=server), f"{run.counting.model_of(state.next_round)}-without-{site}", 2
+                )
         except UserError as error:
             if "another process" in str(error):
                 return False

@@ -68,7 +68,7 @@ def open_run(config: Config, out: Path, progress: Progress = QUIET) -> RunFolder
         (out / CHANGES).unlink(missing_ok=True)
     refuse_changes(run.config(), config, out.parent / "federation.toml")
     if changed := differences(run.config(), config, ignoring=()):  # all go by the run's own
-        round_ = run.stands()[0]
+        round_ = run.stands()[0] + run.counting.first
         for key, (before, after) in change(out, run.config(), config, changed, round_).items():
             progress.notice(f"{key} was {before} and is {after} from the next job on.")
     return run
@@ -99,7 +99,9 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         waiting = set[int]()
         """Sites with classes that were new, until they have answered an order."""
         for past in folder.rounds():  # cut to the last finished one
-            engine.acknowledged |= {numbered[p.client]: past.round for p in past.probes or () if p.client in numbered}
+            engine.acknowledged |= {
+                numbered[p.client]: past.round - 1 for p in past.probes or () if p.client in numbered
+            }
             waiting |= {numbered[p.client] for p in past.probes or () if p.missing and p.client in numbered}
             waiting -= {numbered[reply.client] for reply in past.replies if reply.client in numbered}
         participants = _participants(folder, config, engine, names, waiting, range(start, until))
@@ -110,7 +112,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
             if asked <= engine.missing.keys():
                 break  # nobody was there: no round
             if evaluator is None:
-                _note_scores(folder, result.probe_results, before, result.participants.round - 1)
+                _note_scores(folder, result.probe_results, before, result.participants.round)
             lost = {names[n]: why for n, why in sorted((engine.missing | engine.late).items()) if n in asked}
             engine.late.clear()
             waiting |= {found.client for found in result.probe_results if found.missing}
@@ -134,16 +136,16 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
             folder.append("rounds.jsonl", record)
             observed.lost(engine.missing)
             for name, why in lost.items():
-                progress.notice(f"round {record.round + 1}: {name} took no part: {why}")
-            done = record.round + 1
+                progress.notice(f"round {record.round}: {name} took no part: {why}")
+            done = record.round
             for score in evaluator(result.server, record.round, folder.scores()) if evaluator is not None else ():
                 folder.append("scores.jsonl", score)
-            engine.acknowledged |= {probe_result.client: record.round for probe_result in result.probe_results}
+            engine.acknowledged |= {probe_result.client: done - 1 for probe_result in result.probe_results}
             if done >= until and any(probe_result.score for probe_result in result.probe_results):
                 there = [n for n in result.participants.probed if n not in engine.missing]
                 probes = [Probe(n, done, space, result.server.weights) for n in there]  # the last model's, once more
-                _note_scores(folder, list(engine.probe(probes)), space, done - 1)
-            folder.commit(State(done, result.server, {}, done >= until), f"round-{done - 1:04d}", config.keep)
+                _note_scores(folder, list(engine.probe(probes)), space, done)
+            folder.commit(State(done, result.server, {}, done >= until), folder.counting.model_of(done), config.keep)
             began, before = monotonic(), space
         (folder.path / JOB).unlink(missing_ok=True)
 
@@ -151,7 +153,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
 def _note_scores(folder: RunFolder, reports: Sequence[ProbeResult], space: LabelSpace, round_: int) -> None:
     """What sites say of the model after that round, if they do and it is not known yet."""
     past = folder.scores()
-    if round_ < 0 or (past and past[-1].round >= round_):
+    if round_ < 1 or (past and past[-1].round >= round_):
         return
     if record := score_of_sites([one.score for one in reports if one.score], space, past, round_):
         folder.append("scores.jsonl", record)

@@ -52,7 +52,7 @@ def warnings(folder: Path, job: JobStatus, last: RoundRecord | None) -> list[str
         who, minutes = ", ".join(job.waiting[:5]), (time() - job.since) / 60
         found.append(f"round {job.round + 1} has waited {minutes:.0f} minutes for {who}")
     if last is not None:
-        number = last.round + 1
+        number = last.round
         found += [f"round {number}: the update of {name} was refused: {why}" for name, why in last.refused.items()]
         found += [f"round {number}: {name} took no part: {why}" for name, why in (last.missing or {}).items()]
         if not any(reply.images for reply in last.replies):
@@ -77,7 +77,7 @@ def server_values(status: FederationStatus) -> dict[str, Any]:
         held = {other.client: other.images for other in record.replies} if record else {}  # some answer twice
         sites[name] = {
             "state": site_state(name, job, status.connected, last, status.removed),
-            "last_round": record.round + 1 if record else None,
+            "last_round": record.round if record else None,
             "images": reply.images if reply else None,
             "share": reply.images / sum(held.values()) if reply else None,
         }
@@ -92,8 +92,8 @@ def server_values(status: FederationStatus) -> dict[str, Any]:
         "stopping": status.stopping,
         "classes": list((last.class_names if last else None) or ()),
         "sites": sites,
-        "last_transition": {"round": moved[-1].round + 1, "sites": list(moved[-1].transitions)} if moved else None,
-        "score": {"round": status.score.round + 1, "miou": status.score.miou, "iou": dict(status.score.iou)}
+        "last_transition": {"round": moved[-1].round, "sites": list(moved[-1].transitions)} if moved else None,
+        "score": {"round": status.score.round, "miou": status.score.miou, "iou": dict(status.score.iou)}
         if status.score
         else None,
         "warnings": [*warnings(status.folder, job, last), *status.warnings],
@@ -117,7 +117,13 @@ def site_values(kit: Path) -> dict[str, Any]:
         found.append(own.problem)
     elif own.problem:
         found.append(f"round {own.round + 1}: it could not answer: {own.problem}")
-    values = asdict(own) | {"site": kit.name, "started": running, "warnings": found, "log": log_lines(kit / "fiss")}
+    values = asdict(own) | {
+        "round": own.round + 1,
+        "site": kit.name,
+        "started": running,
+        "warnings": found,
+        "log": log_lines(kit / "fiss"),
+    }
     return values | {"doing": own.doing if running else "is not started"}
 
 

@@ -278,12 +278,12 @@ class _JobSeries:
         lengths = self.run.stands()[1]
         found = [tail.lines(lengths[tail.path.name]) for tail in self.tails]
         rounds, scores = ([] if anew else [json.loads(line) for line in lines] for anew, lines in found)
-        for record in read_rounds(rounds, str(self.tails[0].path)):
+        for record in read_rounds(rounds, str(self.tails[0].path), self.run.counting.first):
             self.progress.notice(describe_round(record))
             self.progress.played(record)
             for reply in record.replies:
                 self.waits.pop(str(reply.client), None)
-        for score in read_scores(scores, str(self.tails[1].path), self.view):
+        for score in read_scores(scores, str(self.tails[1].path), self.view, self.run.counting.first):
             self.progress.scored(score)
 
 
@@ -301,7 +301,7 @@ def describe_round(record: RoundRecord) -> str:
         for name, value in reply.losses.items():
             losses[name] = losses.get(name, 0.0) + (value or 0.0) / len(replies)
     names = dict.fromkeys(str(reply.client) for reply in replies)  # some answer twice
-    parts = [f"round {record.round + 1}: {', '.join(names) or 'nobody'}"]
+    parts = [f"round {record.round}: {', '.join(names) or 'nobody'}"]
     parts += [f"{name} {value:.3f}" for name, value in losses.items()]
     parts += [f"new classes at {', '.join(map(str, record.transitions))}"] if record.transitions else []
     parts += [f"missing: {name} ({why})" for name, why in (record.missing or {}).items()]

@@ -87,7 +87,7 @@ def extend(
         networks = {0: (model.network, model.space), 1: (model.loaded(after), space)}
         for task, (network, own_space) in networks.items():
             scored = validation.score(
-                network, own_space, model.view, scores, progress, round_=task, task=task, ends_task=True
+                network, own_space, model.view, scores, progress, round_=task + 1, task=task, ends_task=True
             )
             scores.append(scored)
         kept = _kept(model, networks[1][0], validation, progress)

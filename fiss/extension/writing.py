@@ -13,8 +13,9 @@ from fiss.config.config import Config, to_toml
 from fiss.config.identity import config_digest
 from fiss.errors import UserError
 from fiss.federation.messages import Snapshot
+from fiss.runs.counting import FORMAT
 from fiss.runs.extension import LEDGER, Extension
-from fiss.runs.folder import FORMAT, LOGS, RunFolder, write_atomically
+from fiss.runs.folder import LOGS, RunFolder, write_atomically
 from fiss.runs.records import ScoreRecord
 from fiss.statistics.ledger import Ledger
 

@@ -103,7 +103,7 @@ def take_note(
 ) -> Server:
     """Clients have looked at their data: give those that passed to new classes their teacher, and make room for the
     classes that were missed, each once and in the order of their names, whoever reported them."""
-    now = Snapshot(f"before-{round_:04d}", server.label_space, server.weights)
+    now = Snapshot(f"after-{round_:04d}", server.label_space, server.weights)
     groups, before, teachers = len(server.label_space.groups), server.before, dict(server.teachers)
     new: set[str] = set()
     for result in probe_results:

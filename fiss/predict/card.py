@@ -95,8 +95,9 @@ def _scores(folder: RunFolder, file: Path) -> list[ScoreRecord]:
     own = [
         score
         for score in records
-        if number.isdecimal() and (score.task if kind == "task" else score.round) == int(number)
-        if kind == "round" or (kind == "task" and score.ends_task)
+        if number.isdecimal()
+        if (kind == "round" and score.round == folder.counting.round_of(file.stem))
+        or (kind == "task" and score.ends_task and score.task == int(number))
     ]
     return list({score.view: score for score in own}.values())
 

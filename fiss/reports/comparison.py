@@ -159,7 +159,7 @@ def _fired(path: Path, config: Config, rounds: Sequence[RoundRecord]) -> Compari
     rows = []
     for site in sorted({name for name, _, _ in probes}):
         own = [(round_, fired) for name, round_, fired in probes if name == site]
-        rows.append((site, str(len(own)), ", ".join(str(round_ + 1) for round_, fired in own if fired) or "-"))
+        rows.append((site, str(len(own)), ", ".join(str(round_) for round_, fired in own if fired) or "-"))
     title, head = f"{path}: monitor {config.monitor.name}", ("site", "probes", "fired in round")
     note = "What sites measure stays with them and true transitions are not known, so no other monitor can be replayed."
     return Comparison(title, head, tuple(rows), (note,))

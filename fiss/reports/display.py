@@ -88,7 +88,7 @@ class Display(Progress):
 
     def round(self, task: int, round: int, clients: int) -> None:
         """A round begins."""
-        self.where = f"task {task}  round {round + 1}/{self.rounds}"
+        self.where = f"task {task}  round {round}/{self.rounds}"
 
     def client(self, client: int, steps: int) -> None:
         """A client begins to train."""
@@ -120,7 +120,7 @@ class Display(Progress):
             parts.append(f"transitions seen {seen.seen} of {seen.true}, false {seen.false}")
         rounds = f"/{self.rounds}" if self.rounds else ""
         self.console.print(
-            f"[bold]task {record.task}  round {record.round + 1}{rounds}[/]  {record.view}: {'  '.join(parts)}",
+            f"[bold]task {record.task}  round {record.round}{rounds}[/]  {record.view}: {'  '.join(parts)}",
             highlight=False,
         )
 

@@ -18,7 +18,7 @@ Rounds = Sequence[RoundRecord]
 
 def calendar(label: str, rounds: Rounds) -> Markup:
     """Who was asked in which round, and where a client passed to a new task."""
-    replies = [(record.round + 1, reply) for record in rounds for reply in record.replies]
+    replies = [(record.round, reply) for record in rounds for reply in record.replies]
     names = sorted({reply.client for _, reply in replies if isinstance(reply.client, str)})
     rows: dict[int | str, int] = {name: row for row, name in enumerate(names)}  # clients without names: their numbers
     asked = [(round_, rows.get(reply.client, reply.client)) for round_, reply in replies if reply.images]
@@ -49,10 +49,10 @@ def monitored(label: str, rounds: Rounds, true: Mapping[int, Sequence[int]]) -> 
         labelled = set()
         for client in sorted({probe.client for probe in probes}):
             own = [probe for probe in probes if probe.client == client]
-            at = {probe.round + 1: getattr(probe.evidence, key) for probe in own}
+            at = {probe.round: getattr(probe.evidence, key) for probe in own}
             axes.plot(list(at), list(at.values()), "-", color=COLOURS[client % len(COLOURS)], lw=1)
-            fired = [(probe.round + 1, at[probe.round + 1]) for probe in own if probe.fired]
-            came = [(r + 1, at[r + 1]) for r in true.get(client, ()) if r + 1 in at]
+            fired = [(probe.round, at[probe.round]) for probe in own if probe.fired]
+            came = [(r, at[r]) for r in true.get(client, ()) if r in at]
             for marks, mark, what in ((came, "o", "true transition"), (fired, "x", "monitor fired")):
                 if marks:
                     style = {"markerfacecolor": "none", "color": "#000000" if mark == "o" else "#d55e00"}
@@ -115,7 +115,7 @@ def losses(by_label: Mapping[str, Rounds]) -> Markup:
         for record in rounds:
             for name in {n for reply in record.replies for n in reply.losses}:
                 values = [v for reply in record.replies if (v := reply.losses.get(name)) is not None]
-                terms[name] += [(record.round + 1, mean(values))] if values else []
+                terms[name] += [(record.round, mean(values))] if values else []
         for number, (name, points) in enumerate(terms.items()):
             axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
         finish(axes, label, xlabel="round")
@@ -125,5 +125,5 @@ def losses(by_label: Mapping[str, Rounds]) -> Markup:
 def _boundaries(axes: Any, rounds: Rounds) -> None:
     for record, following in pairwise(rounds):
         if record.task != following.task:
-            axes.axvline(following.round + 0.5, color="#d55e00", linestyle="--", linewidth=1)
+            axes.axvline(following.round - 0.5, color="#d55e00", linestyle="--", linewidth=1)
     axes.xaxis.get_major_locator().set_params(integer=True)

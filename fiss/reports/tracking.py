@@ -24,7 +24,7 @@ class Writer(Protocol):
     """Where values go."""
 
     def write(self, values: Values, step: int) -> None:
-        """Values by name, after the round of that number, from 0."""
+        """Values by name, after the round of that number, from 1."""
         ...
 
     def close(self) -> None:

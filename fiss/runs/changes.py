@@ -16,7 +16,7 @@ CHANGES = "changes.jsonl"
 
 
 def read_changes(folder: Path) -> list[dict[str, Any]]:
-    """Each with `time`, the `round` (from 0) from which on it may hold, and `keys`: the value before and after."""
+    """Each with `time`, the `round` from which on it may hold, and `keys`: the value before and after."""
     path = folder / CHANGES
     try:
         return [json.loads(line) for line in path.read_text().split("\n") if line] if path.is_file() else []

@@ -10,7 +10,8 @@ that did not finish, and is cut off on resume.
     state.json      where the run stands, and every client's memory
     origin.json     program, machine and time, for each time it was begun or gone on with
     ledger-N.safetensors    sums by client, where features are added up
-    weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds
+    weights/        task-T.safetensors after each task, round-R.safetensors for the last rounds, from 1,
+                    after-R: the model after R rounds, where it is somebody's teacher
 """
 
 import hashlib
@@ -19,7 +20,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,23 @@ from fiss.federation.messages import Memory, Server, Snapshot
 from fiss.labels import LabelSpace
 from fiss.models.classifier import Weights
 from fiss.runs.changes import with_changes
+from fiss.runs.counting import FORMAT, Counting
 from fiss.runs.files import cut, flush
 from fiss.runs.files import write_atomically as write_atomically
 from fiss.runs.lock import locked
-from fiss.runs.records import Records, RoundRecord, ScoreRecord, Splits, from_json, read_rounds, read_scores, to_json
+from fiss.runs.records import (
+    Records,
+    RoundRecord,
+    ScoreRecord,
+    Splits,
+    from_json,
+    read_rounds,
+    read_scores,
+    renumbered,
+    to_json,
+)
 from fiss.runs.sums import SumsFiles, remembered
 
-FORMAT = 1
 LOGS = ("rounds.jsonl", "scores.jsonl")
 
 
@@ -56,6 +67,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sums = SumsFiles(path)
+        self.counting = Counting(path)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> "RunFolder":
@@ -110,13 +122,14 @@ class RunFolder:
             return None
         try:
             splits: Splits = from_json(Splits, json.loads(path.read_bytes()), str(path))
-            return splits
+            return renumbered(splits, 1 - self.counting.first)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: missing, damaged or foreign ({error}).") from error
 
     def write_splits(self, splits: Splits) -> None:
         """Keep the splits, or make sure that they are those the run began with."""
-        data, path = json.dumps(to_json(splits), separators=(",", ":")).encode(), self.path / "splits.json"
+        stored, path = to_json(renumbered(splits, self.counting.first - 1)), self.path / "splits.json"
+        data = json.dumps(stored, separators=(",", ":")).encode()
         if not path.is_file():
             write_atomically(path, data)
         elif path.read_bytes() != data:
@@ -144,26 +157,27 @@ class RunFolder:
 
     def append(self, log: str, record: RoundRecord | ScoreRecord) -> None:
         """One more line; it counts once the state is committed."""
-        line, path = json.dumps(to_json(record), allow_nan=False), self.path / log
+        stored = replace(record, round=record.round - 1 + self.counting.first)
+        line, path = json.dumps(to_json(stored), allow_nan=False), self.path / log
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def rounds(self, finished: bool = False) -> Records[RoundRecord]:
         """Every round; `finished`: only those that count, while somebody else works in the folder."""
-        return read_rounds(self.records("rounds.jsonl", finished), str(self.path / "rounds.jsonl"))
+        return read_rounds(self.records("rounds.jsonl", finished), str(self.path / "rounds.jsonl"), self.counting.first)
 
     def scores(self, finished: bool = False) -> Records[ScoreRecord]:
         """Every evaluation; `finished`: only those that count."""
         lines = self.records("scores.jsonl", finished)
         view = self.config().evaluation.views[0] if lines else ""
-        return read_scores(lines, str(self.path / "scores.jsonl"), view)
+        return read_scores(lines, str(self.path / "scores.jsonl"), view, self.counting.first)
 
     def ends(self, view: str = "") -> Records[ScoreRecord]:
         """The evaluations after each task, in one view or in all."""
         return Records(score for score in self.scores() if score.ends_task and view in ("", score.view))
 
     def records(self, log: str, finished: bool = False) -> list[Any]:
-        """The lines of a log as plain values."""
+        """The lines of a log as plain values, as they stand there."""
         path = self.path / log
         try:
             text = path.read_bytes() if path.is_file() else b""
@@ -185,9 +199,10 @@ class RunFolder:
                 digests[name] = self.write_weights(name, snapshot.label_space, snapshot.weights)
         there = {path.stem: path for path in sorted((self.path / "weights").glob("*.safetensors"))}
         old = [name for name in there if name.startswith("round-")][:-keep]
-        old += [name for name in there if name.startswith("before-") and name not in kept]  # nobody's teacher any more
+        taught = [name for name in there if name.startswith(("after-", "before-"))]  # as earlier versions called them
+        old += [name for name in taught if name not in kept]  # nobody's teacher any more
         record: dict[str, Any] = {
-            "format": FORMAT,
+            "format": self.counting.format,
             "next_round": state.next_round,
             "finished": state.finished,
             "config": config_digest(self._begun()),
@@ -218,8 +233,8 @@ class RunFolder:
             return None
         try:
             record = json.loads(path.read_bytes())
-            if record["format"] != FORMAT:
-                raise UserError(f"{path}: format {record['format']}, this fiss reads format {FORMAT}.")
+            if record["format"] not in range(1, FORMAT + 1):
+                raise UserError(f"{path}: format {record['format']}, this fiss reads formats up to {FORMAT}.")
             if record["config"] != config_digest(self._begun()):
                 raise UserError(
                     f"{self.path / 'config.toml'} was changed after the run began; rounds would not belong together. "
@@ -282,7 +297,7 @@ class RunFolder:
         """Write a model; gives its digest."""
         from safetensors.torch import save
 
-        about = json.dumps({"format": FORMAT, "label_space": label_space.groups})
+        about = json.dumps({"format": 1, "label_space": label_space.groups})
         # One key only: the library writes several in random order, and equal models would differ in their bytes.
         data = save({k: v.cpu().contiguous() for k, v in weights.items()}, metadata={"fiss": about})
         write_atomically(self._weights(name), data)

@@ -86,6 +86,7 @@ class RoundRecord:
     """One line of rounds.jsonl."""
 
     round: int
+    """From 1, as on the screen."""
     task: int = 0
     """That of the calendar; in a real federation the number of groups of classes so far, from 0."""
     clients: int = 0
@@ -116,7 +117,7 @@ class RoundRecord:
         """The record of a round; `names` of the sites in a real federation, `more` by the names of the fields."""
         known: Mapping[int, Client] = {} if names is None else names
         return cls(
-            round=result.participants.round,
+            round=result.participants.round + 1,
             selected=tuple(known.get(client, client) for client in result.participants.selected),
             replies=tuple(ReplyRecord.of(reply, known.get(reply.client, reply.client)) for reply in result.replies),
             refused={str(known.get(client, client)): why for client, why in result.refused.items()},
@@ -136,6 +137,7 @@ class ScoreRecord:
     """One line of scores.jsonl: a model in one view, in percent."""
 
     round: int
+    """After which it was scored, from 1."""
     task: int
     """That of the calendar; in a real federation the number of groups of classes so far, from 0."""
     ends_task: bool | None = field(default=None, metadata={"with": "ends_task"})
@@ -198,6 +200,18 @@ class Splits:
     """The true ones: rounds by client."""
 
 
+def renumbered(splits: Splits, by: int) -> Splits:
+    """With so many more added to the number of every round."""
+    stages, transitions = splits.stages or {}, splits.transitions or {}
+    return replace(
+        splits,
+        rounds=tuple({key: own + by if key == "round" else own for key, own in one.items()} for one in splits.rounds),
+        stages=splits.stages
+        and {client: tuple((r + by, *which) for r, *which in own) for client, own in stages.items()},
+        transitions=splits.transitions and {client: tuple(r + by for r in own) for client, own in transitions.items()},
+    )
+
+
 def to_json(value: Any) -> Any:
     """Plain values for JSON, keys in the order of the fields; None in place of numbers that JSON cannot say.
 
@@ -251,8 +265,8 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def read_rounds(lines: Iterable[Any], where: str) -> Records[RoundRecord]:
-    """The lines of rounds.jsonl."""
+def read_rounds(lines: Iterable[Any], where: str, first: int = 1) -> Records[RoundRecord]:
+    """The lines of rounds.jsonl; `first`: what their first round is called."""
     found: list[RoundRecord] = []
     for place, line in _numbered(lines, where):
         if isinstance(names := line.get("classes"), list):  # of a real federation before it wrote this schema
@@ -267,25 +281,29 @@ def read_rounds(lines: Iterable[Any], where: str) -> Records[RoundRecord]:
             keys = [f.name for f in fields(Evidence)]
             split = [(p, {k: p[k] for k in keys if p.get(k) is not None}) for p in line["probes"]]
             line["probes"] = [{**probe, "evidence": evidence or None} for probe, evidence in split]
-        found.append(from_json(RoundRecord, line, place))
+        found.append(_from_one(from_json(RoundRecord, line, place), first))
     return Records(found)
 
 
-def read_scores(lines: Iterable[Any], where: str, view: str) -> Records[ScoreRecord]:
-    """The lines of scores.jsonl; `view` of those that do not say it. Where nobody knew the tasks, the last score before
-    the label space grew ends one, and so does the last of all."""
+def read_scores(lines: Iterable[Any], where: str, view: str, first: int = 1) -> Records[ScoreRecord]:
+    """The lines of scores.jsonl; `view` of those that do not say it, `first`: what their first round is called. Where
+    nobody knew the tasks, the last score before the label space grew ends one, and so does the last of all."""
     found: list[ScoreRecord] = []
     for place, line in _numbered(lines, where):
         if "task" not in line:  # of a real federation before it wrote this schema
             last = found[-1] if found else None
             grown = last is not None and 1 < len(last.iou) < len(line.get("iou", ()))
             line |= {"task": (last.task if last else 0) + grown, "view": view}
-        found.append(from_json(ScoreRecord, line, place))
+        found.append(_from_one(from_json(ScoreRecord, line, place), first))
     last_of = {(record.view, record.task): i for i, record in enumerate(found)}
     for i, record in enumerate(found):
         if record.ends_task is None:
             found[i] = replace(record, ends_task=last_of[record.view, record.task] == i)
     return Records(found)
+
+
+def _from_one(record: T, first: int) -> T:
+    return record if first == 1 else replace(record, round=record.round + 1 - first)  # type: ignore[type-var,attr-defined]
 
 
 def _numbered(lines: Iterable[Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:

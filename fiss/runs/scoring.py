@@ -199,13 +199,13 @@ def rescore(path: Path, views: tuple[View, ...], progress: Progress) -> Iterator
     folder = RunFolder.open(path)
     models, rounds, extended = folder.last_models(), folder.rounds(), is_extended(folder)
     validation = Validation.of_run(folder, progress)
-    first = validation.config.world.rounds - 1  # of a first task that was taken over
+    first = validation.config.world.rounds  # of a first task that was taken over
     past: list[ScoreRecord] = []
     if not validation.config.evaluation.size:  # nobody knows at which size
         views = ("full",)
     for task, name in models.items():
         model, space = validation.model(folder, name)
-        last = max((record.round for record in rounds if record.task == task), default=task if extended else first)
+        last = max((record.round for record in rounds if record.task == task), default=task + 1 if extended else first)
         for view in views:
             past.append(validation.score(model, space, view, past, progress, round_=last, task=task, ends_task=True))
             yield past[-1]

@@ -125,10 +125,17 @@ def _go_on(
         if ends or config.evaluation.every == "round":
             student.load(result.server.weights, result.server.label_space.sizes)
             score(
-                scenario, folder, student, result.server.label_space, round_plan.round, round_plan.task, ends, progress
+                scenario,
+                folder,
+                student,
+                result.server.label_space,
+                round_plan.round + 1,
+                round_plan.task,
+                ends,
+                progress,
             )
         done = round_plan.round + 1 == len(scenario.plan.round_plans)
-        name = f"task-{round_plan.task}" if ends else f"round-{round_plan.round:04d}"
+        name = f"task-{round_plan.task}" if ends else folder.counting.model_of(round_plan.round + 1)
         folder.commit(State(round_plan.round + 1, result.server, memories, done), name, config.keep)
         began = monotonic()
 
@@ -137,7 +144,7 @@ def _participants(scenario: Scenario, start: int, progress: Progress) -> Iterato
     """Who is there in each round."""
     everyone = scenario.config.monitor.probed == "all"
     for plan in scenario.plan.round_plans[start:]:
-        progress.round(plan.task, plan.round, len(plan.selected))
+        progress.round(plan.task, plan.round + 1, len(plan.selected))
         there = tuple(client for client in plan.present if scenario.plan.holds(client, plan.round))
         yield Participants(plan.round, plan.selected, plan.present if everyone else plan.selected, there)
 
@@ -163,7 +170,7 @@ def _begin_from(
         for client, why in refused.items():
             progress.notice(f"round {rounds}: the update of client {client} was refused: {why}")
         student.load(server.weights, server.label_space.sizes)
-    score(scenario, folder, student, base.label_space, rounds - 1, 0, True, progress)
+    score(scenario, folder, student, base.label_space, rounds, 0, True, progress)
     state = State(rounds, server, memories, len(scenario.plan.round_plans) == rounds)
     folder.commit(state, "task-0", scenario.config.keep)
     return state
@@ -227,7 +234,8 @@ def score(
 def _monitored(scenario: Scenario, folder: RunFolder) -> dict[str, Any]:
     """True and seen transitions so far, in all and by client, and the mean entropy of the last probes."""
     rounds = folder.rounds()
-    seen = accuracy.by_client(scenario.transitions, probed(rounds), rounds[-1].round)
+    true = {client: [round_ + 1 for round_ in own] for client, own in scenario.transitions.items()}
+    seen = accuracy.by_client(true, probed(rounds), rounds[-1].round)
     entropies = [probe.evidence.entropy for probe in probed(rounds[-1:])]
     return {
         "transitions": accuracy.in_all(seen),

@@ -23,7 +23,7 @@ from fiss.federation.private_names import private
 from fiss.labels import LabelSpace, TaskStream
 from fiss.models.segmenter import Segmenter, check_spec, check_weights
 from fiss.progress import Progress
-from fiss.runs.records import HeldRecord, Splits, TaskRecord
+from fiss.runs.records import HeldRecord, Splits, TaskRecord, renumbered
 from fiss.runs.scoring import Validation
 from fiss.simulation.world import Holding, Plan, RoundPlan, joint_plan, make_plan
 from fiss.statistics.head import head_of
@@ -226,15 +226,15 @@ class Scenario:
         )
         rounds = tuple({k: v for k, v in asdict(one).items() if k != "present"} for one in plan.round_plans)
         splits = Splits(data=self.data_digest, rounds=rounds, tasks=tasks)
-        if self.announced:
-            return splits
-        return replace(
-            splits,
-            present=tuple(round_plan.present for round_plan in plan.round_plans),
-            stages=plan.stages,
-            redrawn={"/".join(map(str, key)): names(held) for key, held in plan.redrawn.items()},
-            transitions=self.transitions,
-        )
+        if not self.announced:
+            splits = replace(
+                splits,
+                present=tuple(round_plan.present for round_plan in plan.round_plans),
+                stages=plan.stages,
+                redrawn={"/".join(map(str, key)): names(held) for key, held in plan.redrawn.items()},
+                transitions=self.transitions,
+            )
+        return renumbered(splits, 1)
 
 
 def open_scenario(config: Config, progress: Progress, fresh: bool = False) -> Scenario:

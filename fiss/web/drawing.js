@@ -56,7 +56,7 @@ function drawAbout() {
   if (!one) return;
   set($("#name"), one.name);
   document.title = one.name + " – fiss";
-  const doing = now.doing ? `round ${now.round + 1}: ${now.waiting} sites ${now.doing}` : one.finished ? "finished" : "";
+  const doing = now.doing ? `round ${now.round}: ${now.waiting} sites ${now.doing}` : one.finished ? "finished" : "";
   const watched = !one.federation || now.supervised || one.finished ? "" : "fiss federation run is not at work";
   set($("#about"), [one.method, `seed ${one.seed}`, doing, now.stopping ? "ends after this round" : "", watched, one.path].filter(Boolean).join(" · "));
   const warnings = now.warnings || [], list = $("#warnings ul");
@@ -85,14 +85,14 @@ function drawFacts() {
   const last = run.rounds[run.rounds.length - 1], score = run.scores[run.scores.length - 1];
   const states = Object.values(run.now.sites), recent = run.rounds.slice(-10);
   fact("rounds", run.now.next ?? run.rounds.length, last && last.k ? `task ${last.k}` : "");
-  fact("mIoU, %", score ? number(score.miou) : "–", score ? `after round ${score.round + 1}` + (score.forgetting === undefined ? "" : `, ${score.forgetting < 0 ? "gained" : "forgot"} ${number(Math.abs(score.forgetting))}`) : "not scored yet");
-  fact("classes", run.classes.size, run.grown.length ? `last new ones in round ${run.grown[run.grown.length - 1] + 1}` : "");
+  fact("mIoU, %", score ? number(score.miou) : "–", score ? `after round ${score.round}` + (score.forgetting === undefined ? "" : `, ${score.forgetting < 0 ? "gained" : "forgot"} ${number(Math.abs(score.forgetting))}`) : "not scored yet");
+  fact("classes", run.classes.size, run.grown.length ? `last new ones in round ${run.grown[run.grown.length - 1]}` : "");
   if (states.length) {
     const there = states.filter(state => state === "there" || state === "working").length;
     const counted = Object.entries(SIGNS).map(([state, sign]) => [states.filter(one => one === state).length, sign, state]);
     fact("sites there", `${there} of ${states.filter(state => state !== "removed").length}`, counted.filter(([n]) => n).map(([n, sign, state]) => `${sign} ${n} ${state}`).join("  "));
   } else fact("clients", run.sites.length, "that have trained");
-  fact("last transition", run.moved ? `round ${run.moved.r + 1}` : "none yet", run.moved ? run.moved.p.map(site => run.sites[site]).slice(0, 4).join(", ") : "");
+  fact("last transition", run.moved ? `round ${run.moved.r}` : "none yet", run.moved ? run.moved.p.map(site => run.sites[site]).slice(0, 4).join(", ") : "");
   fact("seconds of a round", recent.length ? number(recent.reduce((sum, one) => sum + one.s, 0) / recent.length) : "–", last && last.v ? `${last.v.toFixed(0)} images/s` : "");
   if (run.sent) fact("to and from sites", `${size(run.sent)} ↓`, `${size(run.received)} ↑`);
 }
@@ -124,7 +124,7 @@ function drawSites() {
       if (["late", "gone", "refused"].includes(state)) body.prepend(row);  // what is wrong comes first
       if (state === "removed") { body.append(row); row.cells[5].replaceChildren(); }
     }
-    set(row.cells[2], run.last[site] === undefined ? "–" : run.last[site] + 1);
+    set(row.cells[2], run.last[site] === undefined ? "–" : run.last[site]);
     set(row.cells[3], run.held[site] ?? "–");
     set(row.cells[4], certificates[name] || "");
   }
@@ -135,10 +135,10 @@ function drawClasses() {
   const view = run.scores.length ? run.scores[0].view : "", own = run.scores.filter(score => score.view === view);
   let shown = own.filter((score, i) => score.ends || i === own.length - 1 || own[i + 1].task !== score.task).slice(-10);
   const head = make("tr");
-  head.append(make("th", "class"), make("th", "since round", "words"), make("th", "brought by", "words"), ...shown.map(score => make("th", `round ${score.round + 1}`)));
+  head.append(make("th", "class"), make("th", "since round", "words"), make("th", "brought by", "words"), ...shown.map(score => make("th", `round ${score.round}`)));
   const rows = [...run.classes].map(([name, came]) => {
     const row = make("tr"), sites = came.sites.length > 3 ? `${came.sites.slice(0, 3).join(", ")} and ${came.sites.length - 3} more` : came.sites.join(", ");
-    row.append(make("td", name), make("td", came.round + 1), make("td", sites || "–", "words"), ...shown.map(score => heat(score.iou[name])));
+    row.append(make("td", name), make("td", came.round), make("td", sites || "–", "words"), ...shown.map(score => heat(score.iou[name])));
     return row;
   });
   $("#classes table").replaceChildren(head, ...rows);
@@ -156,7 +156,7 @@ function heat(value) {
 
 function drawScores() {
   const view = run.scores.length ? run.scores[0].view : "", own = run.scores.filter(score => score.view === view);
-  const line = (key, name) => ({ name, points: own.filter(score => score[key] !== undefined).map(score => [score.round + 1, score[key]]) });
+  const line = (key, name) => ({ name, points: own.filter(score => score[key] !== undefined).map(score => [score.round, score[key]]) });
   chart($("#scores"), [line("miou", "mIoU, all classes"), line("old", "old classes"), line("new", "newest classes")], [0, 100]);
 }
 
@@ -164,12 +164,12 @@ function drawLosses() {
   const terms = new Map();
   for (const round of run.rounds) for (const [name, value] of Object.entries(round.l || {})) {
     if (!terms.has(name)) terms.set(name, []);
-    terms.get(name).push([round.r + 1, value]);
+    terms.get(name).push([round.r, value]);
   }
   chart($("#losses"), [...terms].map(([name, points]) => ({ name, points })));
 }
 
-const drawSeconds = () => chart($("#seconds"), [{ name: "seconds", points: run.rounds.map(round => [round.r + 1, round.s]) }]);
+const drawSeconds = () => chart($("#seconds"), [{ name: "seconds", points: run.rounds.map(round => [round.r, round.s]) }]);
 
 function svg(tag, attributes, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -214,7 +214,7 @@ function chart(place, lines, limits) {
     svg("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, String(+value.toPrecision(3))));
   const marks = even(from, to)[2].filter(value => value >= from && value <= to && Number.isInteger(value));
   for (const value of marks) drawn.append(svg("text", { x: x(value), y: height - 8, "text-anchor": "middle" }, value));
-  for (const round of run.grown.slice(1)) if (round + 1 > from) drawn.append(svg("line", { class: "grown", x1: x(round + .5), x2: x(round + .5), y1: top, y2: height - below }));
+  for (const round of run.grown.slice(1)) if (round > from) drawn.append(svg("line", { class: "grown", x1: x(round - .5), x2: x(round - .5), y1: top, y2: height - below }));
   const legend = make("div", "", "legend");
   all.forEach((points, i) => {
     const looks = { class: "s" + i % 7, "stroke-dasharray": DASHES[i % 7] };
@@ -249,9 +249,9 @@ function drawCalendar() {
     for (const site of Object.keys(round.f || {})) box(site, refused);
     pen.fillStyle = moved;
     for (const site of round.p || []) { pen.beginPath(); pen.arc(at + cell / 2 - .5, site * tall + tall / 2, 2.5, 0, 7); pen.fill(); }
-    if (round.c && round.r) { pen.strokeStyle = lost; pen.setLineDash([4, 3]); pen.beginPath(); pen.moveTo(at - .5, 0); pen.lineTo(at - .5, count * tall); pen.stroke(); }
+    if (round.c && round.r > 1) { pen.strokeStyle = lost; pen.setLineDash([4, 3]); pen.beginPath(); pen.moveTo(at - .5, 0); pen.lineTo(at - .5, count * tall); pen.stroke(); }
     pen.fillStyle = quiet;
-    if (i % 10 === 0) pen.fillText(round.r + 1, at, count * tall + 14);
+    if (i % 10 === 0) pen.fillText(round.r, at, count * tall + 14);
   });
 }
 

@@ -48,9 +48,9 @@ class Strips:
                 if folder.finished() and not folder.deployed
                 else sorted((path / "weights").glob("round-*.safetensors"))
             )
-            wanted |= {f"round {int(file.stem.removeprefix('round-')) + 1}": file.stem for file in there}
+            wanted |= {f"round {folder.counting.round_of(file.stem)}": file.stem for file in there}
             if folder.deployed:  # the groups' models by the round before which they were kept
-                wanted = {f"round {int(n.rsplit('-', 1)[1]) + (n[:5] == 'round')}": n for n in wanted.values()}
+                wanted = {f"round {folder.counting.round_of(name)}": name for name in wanted.values()}
             columns = self.columns.get(path, OrderedDict())
             if wanted.keys() <= columns.keys():
                 return _in_order(columns)

@@ -24,6 +24,7 @@ from fiss.deployment.provisioning import DISABLED, Project, config_of, disabled_
 from fiss.deployment.server import STOP
 from fiss.deployment.status import site_state, warnings
 from fiss.errors import UserError
+from fiss.runs.counting import Counting
 from fiss.runs.folder import RunFolder
 from fiss.runs.records import Client, RoundRecord, ScoreRecord, read_rounds, read_scores
 from fiss.runs.tail import Tail
@@ -114,8 +115,9 @@ class WatchedRun:
                     tail.begin()
                 self._forget()
                 news = [tail.lines() for tail in self.tails[:2]] + news[2:]
-            self.rounds += [self._round(json.loads(line)) for line in news[0][1]]
-            self.scores += [self._score(json.loads(line)) for line in news[1][1]]
+            first = Counting(self.path).first
+            self.rounds += [self._round(json.loads(line), first) for line in news[0][1]]
+            self.scores += [self._score(json.loads(line), first) for line in news[1][1]]
             lines = [line.decode(errors="replace") for line in news[2][1]]
             self.lines = [*self.lines, *lines][-LINES_KEPT:]
             self.logged += len(lines)
@@ -159,8 +161,8 @@ class WatchedRun:
         self.rounds, self.scores, self.sites, self.held, self.classes = [], [], {}, {}, []
         self.totals, self.last, self.problem = Totals(), None, ""
 
-    def _round(self, line: dict[str, Any]) -> dict[str, Any]:
-        (record,) = read_rounds([line], str(self.path / "rounds.jsonl"))
+    def _round(self, line: dict[str, Any], first: int) -> dict[str, Any]:
+        (record,) = read_rounds([line], str(self.path / "rounds.jsonl"), first)
         self.last = record
         replies = [reply for reply in record.replies if reply.images]
         terms = dict.fromkeys(name for reply in replies for name in reply.losses)
@@ -196,9 +198,9 @@ class WatchedRun:
         sums.missing += len(record.missing or ())
         return {key: value for key, value in found.items() if value not in ([], {})}
 
-    def _score(self, line: dict[str, Any]) -> dict[str, Any]:
+    def _score(self, line: dict[str, Any], first: int) -> dict[str, Any]:
         view = self.config.evaluation.views[0]
-        (record,) = read_scores([line], str(self.path / "scores.jsonl"), view)
+        (record,) = read_scores([line], str(self.path / "scores.jsonl"), view, first)
         keys = ("round", "task", "view", "miou", "old", "new", "base", "forgetting")
         found = {key: value for key in keys if (value := getattr(record, key)) is not None}
         found["iou"] = {name: round(v, 1) for name, v in record.iou.items() if v is not None}
@@ -234,7 +236,7 @@ class WatchedRun:
             ends = self._unchanged(self.federation / certificates.STATE, self._certificates)
             problems += certificates.warnings(self.federation, ends, gone)
             found |= {
-                "round": job.round,
+                "round": job.round + 1,
                 "doing": job.doing if job.waiting else "",
                 "waiting": len(job.waiting),
                 "since": job.since,

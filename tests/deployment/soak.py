@@ -301,10 +301,12 @@ class Soak:
     def report(self) -> None:
         """The curves, by tenths of the rounds, and the records held against each other."""
         records = RunFolder(self.folder / "run").rounds()
-        assert [record.round for record in records] == list(range(self.rounds)), "a round is missing or there twice"
+        assert [record.round for record in records] == list(range(1, self.rounds + 1)), (
+            "a round is missing or there twice"
+        )
         assert all(record.replies for record in records), "a round without any answer"
         for name, (since, until) in self.spans.items():
-            took = [record.round for record in records if name in [reply.client for reply in record.replies]]
+            took = [record.round - 1 for record in records if name in [reply.client for reply in record.replies]]
             assert since >= until - 2 or any(since <= n < until for n in took), f"{name} was never heard of again"
             assert all(n <= until for n in took), f"{name} took part though it was gone"
         print("| round | server, MB | a site, MB | the server's logs, MB | a site's logs, MB |")

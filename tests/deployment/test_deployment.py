@@ -110,7 +110,7 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     run = open_run(settings, tmp_path / "run")
     run_rounds(run, Local({0: site_client(tmp_path, settings)}), {0: "a"}, 2, Progress())
     scores = run.scores()
-    assert [(record.round, record.task, record.ends_task) for record in scores] == [(0, 0, False), (1, 0, True)]
+    assert [(record.round, record.task, record.ends_task) for record in scores] == [(1, 0, False), (2, 0, True)]
     assert scores[-1].iou.keys() == {"background", *run.rounds()[-1].class_names}
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     project, rounds = provisioning.Project("s", 1, ["a"]), run.rounds(finished=True)
@@ -168,7 +168,7 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     assert 0 < len(kept["b"]) < 8
     assert not kept["c"]
     scores, snapshot = run.scores(), final(run)
-    assert [(record.round, record.view) for record in scores] == [(0, "published"), (1, "published")]
+    assert [(record.round, record.view) for record in scores] == [(1, "published"), (2, "published")]
     assert scores[-1].images == len(kept["a"]) + len(kept["b"])
     model = load_model(settings, snapshot, run.path, torch.device("cpu")).eval()
     totals = [defaultdict(int), defaultdict(int)]
@@ -182,7 +182,7 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
         assert value == pytest.approx(100 * totals[0][name] / totals[1][name]) if totals[1][name] else value is None
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     run_rounds(run, Local(clients), names, 3, Progress())
-    assert [record.round for record in run.scores()] == [0, 1, 2]
+    assert [record.round for record in run.scores()] == [1, 2, 3]
     message = clients[0](wire.from_probe(Probe(0, 4, snapshot.label_space, snapshot.weights)))
     text = json.loads(message.text)
     for wrong in ({"images": -1}, {"pixels": {"disc": [5, 4]}}, {"pixels": {"disc": [0.5, 4]}}):
@@ -425,7 +425,7 @@ def test_a_site_that_cannot_be_understood_is_left_out():
         "l": lambda message: wire.Message(good(message).text.replace('"client": 0', '"client": true')),
     }
     engine = flare.FlareEngine(Scripted(answers), dict(enumerate("abcdefghijkl")), FederationSpec())
-    teacher = Snapshot("before-0001", space, weights)
+    teacher = Snapshot("after-0001", space, weights)
     orders = [Order(n, 4, space, weights, teacher) for n in range(12)]
     assert [reply.client for reply in engine.ask(orders)] == [0]
     assert set(engine.missing) == {1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
@@ -529,8 +529,8 @@ def test_what_never_reached_the_server_is_said_again(tmp_path):
     records = run.rounds()
     assert [record.transitions for record in records] == [(), (), (), ("a",)]
     assert records[2].missing == {"a": "lost"}
-    assert json.loads(client.path.read_bytes())["now"]["teacher"] == "before-0003"
-    assert run.restore().server.teachers[0].name == "before-0003"
+    assert json.loads(client.path.read_bytes())["now"]["teacher"] == "after-0003"
+    assert run.restore().server.teachers[0].name == "after-0003"
 
 
 def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
@@ -558,7 +558,7 @@ def test_a_transition_survives_a_round_that_was_not_kept(tmp_path, monkeypatch):
     records = run.rounds()
     assert ["".join(probe.client for probe in record.probes) for record in records] == ["ab", "ab", "b", "ab"]
     assert [record.transitions for record in records] == [(), (), (), ("a",)]
-    assert run.restore().server.teachers[0].name == "before-0003"
+    assert run.restore().server.teachers[0].name == "after-0003"
 
 
 def test_a_config_may_be_put_right_before_the_first_round(tmp_path):

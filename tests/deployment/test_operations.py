@@ -175,7 +175,7 @@ def test_a_second_of_supervision_costs_the_same_after_a_thousand_rounds(tmp_path
         file.write('{"round": 41')  # the next one does not count yet
     jobs._show_new_rounds()
     jobs._show_new_rounds()
-    assert [getattr(one, "round", str(one)[:9]) for one in said] == ["round 41:", 40]
+    assert [getattr(one, "round", str(one)[:9]) for one in said] == ["round 41:", 41]
     assert sum(tail.read for tail in jobs.tails) <= appended + 2 * CHECKED
     assert supervisor.finished_rounds(run) == 41
 
@@ -256,7 +256,7 @@ def test_what_may_change_while_a_federation_lives(tmp_path):
     assert again.config() == config_of(folder)
     run_rounds(again, Local({0: site(tmp_path, settings)}), {0: "a"}, 2, Progress())
     (line,) = [json.loads(line) for line in (run.path / "changes.jsonl").read_text().splitlines()]
-    assert line["round"] == 1
+    assert line["round"] == 2
     assert line["keys"]["world.per_round"] == [4, 2]
     said.clear()
     assert open_run(config_of(folder), folder / "run", progress).config().world.per_round == 2

@@ -84,7 +84,7 @@ def test_status_at_the_server(played, capsys):
 def test_states_and_warnings(tmp_path, monkeypatch):
     job = JobStatus(["a", "b", "c", "d", "e"], {"c": 1.0}, 4, job_status.TRAINS, ["a"], time.time() - 3000)
     reply = ReplyRecord(client="b", images=3)
-    last = RoundRecord(round=3, replies=(reply,), refused={"d": "not finite"}, missing={"e": "too late"}, seconds=1.0)
+    last = RoundRecord(round=4, replies=(reply,), refused={"d": "not finite"}, missing={"e": "too late"}, seconds=1.0)
     there = dict.fromkeys("abde", 0.0)
     seen = {name: status.site_state(name, job, there, last) for name in "abcdef"}
     assert seen == {"a": "working", "b": "there", "c": "gone", "d": "refused", "e": "late", "f": "gone"}
@@ -113,7 +113,7 @@ def test_a_site_says_where_it_stands(played, capsys):
     kit = root / "kits" / "b"
     fiss("federation", "status", kit, "--json")
     values = json.loads(capsys.readouterr().out)
-    assert (values["site"], values["round"], values["rounds"], values["trained"], values["images"]) == ("b", 1, 2, 2, 6)
+    assert (values["site"], values["round"], values["rounds"], values["trained"], values["images"]) == ("b", 2, 2, 2, 6)
     assert values["classes"] == ["ring"]
     assert values["known"] == ["disc", "ring", "square"]
     assert values["doing"] == "is not started"
@@ -176,7 +176,7 @@ def test_a_status_that_another_fiss_wrote_is_ignored_with_a_line(tmp_path, capsy
     own.write_text('{"round": 3, "doing": "trains", "from a later fiss": 1}')
     fiss("federation", "status", kit, "--json")
     values = json.loads(capsys.readouterr().out)
-    assert (values["round"], values["warnings"]) == (3, [f"not started: bash {kit / 'startup' / 'start.sh'}"])
+    assert (values["round"], values["warnings"]) == (4, [f"not started: bash {kit / 'startup' / 'start.sh'}"])
     (kit / "job.json").write_text('{"round": 4, "later": 1, "sites": ["a"]}')
     assert JobStatus.read(RunFolder(kit)) == JobStatus(("a",), round=4)
 

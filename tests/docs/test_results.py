@@ -125,7 +125,7 @@ def fake_run(path, miou):
     (path / "config.toml").touch()
     (path / "state.json").write_text('{"finished": true}')
     for task, value in enumerate(miou):
-        score = ScoreRecord(round=task, task=task, ends_task=True, view="published", miou=value)
+        score = ScoreRecord(round=task + 1, task=task, ends_task=True, view="published", miou=value)
         RunFolder(path).append("scores.jsonl", score)
 
 

@@ -29,7 +29,7 @@ def same(a, b):
 
 
 def test_messages_travel_as_text_and_arrays():
-    memory = Memory(1, 0.01, 4, "before-0003", 3, 2, 99, {"entropy": 0.5, "called": [0.5, 0.5]}, {"last": 0.4})
+    memory = Memory(1, 0.01, 4, "after-0003", 3, 2, 99, {"entropy": 0.5, "called": [0.5, 0.5]}, {"last": 0.4})
     probe, back = wire.to_probe(wire.from_probe(Probe(3, 5, SPACE, WEIGHTS), memory))
     assert (probe.client, probe.round, probe.label_space, back) == (3, 5, SPACE, memory)
     assert same(probe.weights, WEIGHTS)

@@ -397,6 +397,6 @@ def test_the_learning_rate_needs_no_schedule_from_outside(trainer):
     reply, memory = train(4, 3, None)
     assert not reply.transition
     assert memory.rate == pytest.approx(0.1 * 0.2)  # the least
-    _, memory = train(3, 3, Snapshot("before-0003", space, weights))
+    _, memory = train(3, 3, Snapshot("after-0003", space, weights))
     assert memory.rate == pytest.approx(0.01 * 0.5**0.9)
-    assert memory.teacher == "before-0003"
+    assert memory.teacher == "after-0003"

@@ -41,13 +41,13 @@ def test_a_run_folder(whole, tiny):
         "config.toml", "origin.json", "rounds.jsonl", "scores.jsonl", "splits.json", "state.json", "weights",
     ]  # fmt: skip
     names = sorted(p.name for p in (whole / "weights").iterdir())
-    assert names == ["round-0000.safetensors", "round-0002.safetensors", "task-0.safetensors", "task-1.safetensors"]
+    assert names == ["round-0001.safetensors", "round-0003.safetensors", "task-0.safetensors", "task-1.safetensors"]
     folder = RunFolder.open(whole)
     assert folder.config() == tiny
     rounds, scores = folder.records("rounds.jsonl"), folder.records("scores.jsonl")
-    assert [r["round"] for r in rounds] == [0, 1, 2, 3]
+    assert [r["round"] for r in rounds] == [1, 2, 3, 4]
     assert [(s["round"], s["task"], s["ends_task"], s["view"]) for s in scores] == [
-        (r, r // 2, r % 2 == 1, view) for r in range(4) for view in ("published", "full")
+        (r + 1, r // 2, r % 2 == 1, view) for r in range(4) for view in ("published", "full")
     ]
     assert all(s["images"] == 6 for s in scores if s["view"] == "full")
     assert set(scores[-1]["iou"]) == {
@@ -183,7 +183,7 @@ def test_only_the_last_rounds_are_kept(tiny, tmp_path):
     config = replace(tiny, world=replace(tiny.world, rounds=4), keep=1)
     experiment.start(config, tmp_path / "r", Progress())
     names = sorted(p.stem for p in (tmp_path / "r" / "weights").iterdir())
-    assert names == ["round-0006", "task-0", "task-1"]
+    assert names == ["round-0007", "task-0", "task-1"]
 
 
 def test_the_start_of_new_classes_reaches_the_model(tiny, tmp_path):
@@ -212,10 +212,10 @@ def test_a_finished_run_resumes_to_itself(whole, tmp_path):
 
 def test_a_base_saves_the_first_task(whole, tiny, finished):
     ours, theirs = RunFolder(finished(replace(tiny, base=str(whole)))), RunFolder(whole)
-    assert ours.records("scores.jsonl") == [s for s in theirs.records("scores.jsonl") if s["round"] > 0]
+    assert ours.records("scores.jsonl") == [s for s in theirs.records("scores.jsonl") if s["round"] > 1]
     last = "weights/task-1.safetensors"
     assert (ours.path / last).read_bytes() == (whole / last).read_bytes()
-    assert [r["round"] for r in ours.records("rounds.jsonl")] == [2, 3]
+    assert [r["round"] for r in ours.records("rounds.jsonl")] == [3, 4]
 
 
 def test_a_run_from_a_base_survives_being_killed(whole, tiny, finished, tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_every_model_that_is_kept_is_checked_whenever_it_is_read(whole, tiny, tm
     path = copied(whole, tmp_path)
     model, state = path / "weights" / "task-0.safetensors", path / "state.json"
     record = json.loads(state.read_text())
-    assert record["digests"].keys() == {"round-0000", "round-0002", "task-0", "task-1"}
+    assert record["digests"].keys() == {"round-0001", "round-0003", "task-0", "task-1"}
     data = bytearray(model.read_bytes())
     data[-4] ^= 1
     model.write_bytes(data)
@@ -405,7 +405,7 @@ def test_damaged_and_foreign_folders(whole, tmp_path):
         with pytest.raises(UserError, match=says):
             experiment.resume(path, Progress())
     model.unlink()
-    with pytest.raises(UserError, match=r"no such model\. This run has: round-0000, round-0002, task-0"):
+    with pytest.raises(UserError, match=r"no such model\. This run has: round-0001, round-0003, task-0"):
         experiment.resume(path, Progress())
     model.write_bytes(good)
     written = state.read_text()

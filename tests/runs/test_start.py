@@ -149,15 +149,59 @@ def test_a_class_that_no_image_shows_has_none():
 
 def test_what_fits_into_the_time():
     data = Data(100, 100)
-    fast = proposal._within(folder_small(), data.found, Speed(0, 1e-4, 0, 0), 200, 240, {})
+    fast = proposal._within(folder_small(), data.found, Speed(0, 1e-4, 0, 0), 200, 0, 240, {})
     assert fast.augment.crop == fast.evaluation.size == 256
     assert fast.training.epochs * fast.world.rounds == proposal.MOST_PASSES
-    slow = proposal._within(folder_small(), data.found, Speed(0, 0.1, 0, 0), 200, 240, {})
+    slow = proposal._within(folder_small(), data.found, Speed(0, 0.1, 0, 0), 200, 0, 240, {})
     assert slow.augment.crop == 96
     assert slow.training.epochs == 2
-    large = proposal._within(folder_small(), data.found, Speed(0, 0.1, 0, 0), 20_000, 240, {})
+    large = proposal._within(folder_small(), data.found, Speed(0, 0.1, 0, 0), 20_000, 0, 240, {})
     assert large.world.split == "published"
     assert 0 < large.world.sample_ratio < 0.02
+
+
+def within(data, speed, seconds=240):
+    """A proposal for two tasks with 1,000 training images each, its seconds, and its reasons."""
+    reasons, config = {}, folder_small().replace(tasks={"split": "1-1"})
+    config = proposal._within(config, data.found, speed, 1000, 1000, seconds, reasons)
+    return config, proposal._expected(config, data.found, speed, 128, 1000, 1000), reasons
+
+
+def test_scoring_is_part_of_the_time():
+    """Scored: 1,000 images after task 0, 2,000 after task 1. Of 240 seconds 30 are for the start and the report.
+
+    At 0.05 s for 128 pixels scoring takes 150 s, at 96 pixels 84.375 s, below the half of 210. There counting takes
+    11.25 s, and a pass of 5.625 s leaves time for 20 of them, as 5 epochs in 4 rounds.
+    """
+    data = Data(1000, 1000)
+    config, seconds, reasons = within(data, Speed(0, 0.01, 0.01, 0.05))
+    assert (config.augment.crop, config.evaluation.size, config.training.epochs) == (96, 96, 5)
+    assert seconds == pytest.approx(30 + 84.375 + 11.25 + 20 * 5.625)
+    assert "scoring larger ones" in reasons["augment.crop"]
+    config, seconds, reasons = within(data, Speed(0, 0.01, 0.01, 0.02))  # 60 + 20 + 12 * 10
+    assert (config.augment.crop, config.training.epochs, seconds) == (128, 3, pytest.approx(230))
+    assert "evaluation.size" not in reasons
+
+
+def test_scoring_that_does_not_fit_is_said():
+    """337.5 s for scoring at the smallest size; 20 s are left for the images, of which one epoch takes 33.75 s."""
+    config, seconds, reasons = within(Data(1000, 1000), Speed(0, 0.01, 0.01, 0.2))
+    assert (config.augment.crop, config.training.epochs) == (96, 1)
+    assert config.world.sample_ratio * 3 == pytest.approx(20 / 33.75, abs=1e-3)
+    assert seconds == pytest.approx(30 + 337.5 + 20, abs=0.1)
+    assert (
+        "scoring 2000 validation images takes 6 of the minutes at the smallest size too" in reasons["evaluation.size"]
+    )
+
+
+def test_a_pretrained_encoder_counts_a_part_where_all_is_too_much():
+    """Counting 2,000 images of 224 pixels takes 3,062.5 s, scoring 3,000 of them one second."""
+    config, seconds, reasons = within(Data(1000, 1000), Speed(0, 0, 0.5, 0.0001))
+    assert (config.augment.crop, config.world.rounds, config.world.split) == (224, 1, "published")
+    assert seconds == pytest.approx(240, abs=1)
+    assert "a part of them" in reasons["world.sample_ratio"]
+    config, seconds, _ = within(Data(1000, 1000), Speed(0, 0, 0.01, 0.0001))
+    assert (config.world.split, seconds < 240) == ("client-disjoint", True)
 
 
 def test_classes_that_lie_on_one_side(tmp_path):

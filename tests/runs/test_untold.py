@@ -88,12 +88,12 @@ def test_sites_that_stay_decline_to_train(untold, tmp_path):
             reply
             for record in rounds
             for reply in record["replies"]
-            if scenario.plan.stays(reply["client"], record["round"])
+            if scenario.plan.stays(reply["client"], record["round"] - 1)
         ]
         assert staying
         assert all((reply["steps"] > 0) == train_staying for reply in staying)
         assert not any(
-            p["transition"] for r in rounds for p in r["probes"] if scenario.plan.stays(p["client"], r["round"])
+            p["transition"] for r in rounds for p in r["probes"] if scenario.plan.stays(p["client"], r["round"] - 1)
         )
 
 
@@ -173,7 +173,7 @@ def test_a_client_is_taught_by_the_model_from_just_before_its_transition():
     known = server("ant")
     after = note(known, [ProbeResult(1, ("bee",), True, 2), ProbeResult(2, (), True, 2), ProbeResult(3)])
     assert after.teachers[1] is after.teachers[2]  # once per content
-    assert after.teachers[1].name == "before-0003"
+    assert after.teachers[1].name == "after-0003"
     assert after.teachers[1].weights is known.weights
     assert 3 not in after.teachers
     newcomer = note(after, [ProbeResult(9, (), False, 2)], 5)  # bee is its class: taught by who knew the others
@@ -235,9 +235,9 @@ def test_the_server_knows_no_calendar():
     assert spaces[3] == spaces[5] == ((), ("a", "b"), ("c",), ("d", "e"))
     taught = {(o.round, o.client): o.teacher and o.teacher.name for o in engine.orders}
     assert taught[1, 0] is None
-    assert taught[2, 0] == taught[5, 0] == "before-0002"
+    assert taught[2, 0] == taught[5, 0] == "after-0002"
     assert taught[3, 1] is None  # it trains on as before while others move
-    assert taught[4, 1] == "before-0004"
+    assert taught[4, 1] == "after-0004"
     assert all(o.announced is None for o in engine.orders)
     teacher = rounds[-1].server.teachers[1]
     assert teacher.label_space.groups == spaces[3]
@@ -252,7 +252,9 @@ def test_a_run_that_is_told_nothing(untold, finished):
     scenario = open_scenario(untold, Progress())
     for record in rounds:
         there = [
-            c for c in scenario.plan.round_plans[record["round"]].present if scenario.site(record["round"], c).images
+            c
+            for c in scenario.plan.round_plans[record["round"] - 1].present
+            if scenario.site(record["round"] - 1, c).images
         ]
         assert [p["client"] for p in record["probes"]] == there
     assert sum(p["transition"] for r in rounds for p in r["probes"]) > 0
@@ -261,14 +263,14 @@ def test_a_run_that_is_told_nothing(untold, finished):
     assert last["delay_probes"] == 0
     assert last["seen"] + last["missed"] == last["true"] > 0
     state = json.loads((folder.path / "state.json").read_text())
-    kept = {p.stem for p in (folder.path / "weights").glob("before-*")}
+    kept = {p.stem for p in (folder.path / "weights").glob("after-*")}
     assert kept == {name for name in (*state["before"], *state["taught"].values()) if name}
     assert kept <= set(state["digests"])
     held = {
         name
         for r in rounds
-        for c in scenario.plan.round_plans[r["round"]].present
-        for name in scenario.site(r["round"], c).names
+        for c in scenario.plan.round_plans[r["round"] - 1].present
+        for name in scenario.site(r["round"] - 1, c).names
     }
     assert set(scores[-1]["iou"]) - {"background"} == held
     assert set(last["clients"]) >= {str(p["client"]) for r in rounds for p in r["probes"]}

@@ -46,7 +46,7 @@ class Simulated:
         new = known if not self.done else known[-3:] if self.done % 3 == 0 and self.done <= 9 else []
         fading = 1 / (1 + self.done / 20)
         line = {
-            "round": self.done, "task": min(self.done // 3, 3), "clients": len(self.names), "selected": trained,
+            "round": self.done + 1, "task": min(self.done // 3, 3), "clients": len(self.names), "selected": trained,
             "probes": [{"client": name, "transition": bool(new) and name in trained, "missing": 0}
                 for name in self.names],
             "classes": len(known), "class_names": known,
@@ -58,14 +58,14 @@ class Simulated:
         }  # fmt: skip
         iou = {"background": 90.0} | {name: 60 * (1 - fading) + 5 * i % 20 for i, name in enumerate(known)}
         miou = sum(iou.values()) / len(iou)
-        score = {"round": self.done, "task": line["task"], "view": "published", "miou": miou, "old": miou - 3,
+        score = {"round": self.done + 1, "task": line["task"], "view": "published", "miou": miou, "old": miou - 3,
             "new": miou + 2, "forgetting": 4.0, "iou": iou}  # fmt: skip
         self.done += 1
         return [json.dumps({k: v for k, v in record.items() if v is not None}) + "\n" for record in (line, score)]
 
     def _commit(self):
         state = {
-            "format": 1,
+            "format": 2,
             "next_round": self.done,
             "finished": False,
             "config": "x",

@@ -161,13 +161,13 @@ def test_the_callers_own_progress_and_a_stop(tiny, tmp_path):
 
         def round(self, task, round, clients):
             self.said.append(f"round {round}")
-            if round == 1:
+            if round == 2:
                 raise KeyboardInterrupt
 
     progress = Stops()
     with pytest.raises(KeyboardInterrupt, match=r"fiss resume .*r` goes on"):
         fiss.run(tiny, out=tmp_path / "r", progress=progress)
-    assert progress.said == ["round 0", "round 1"]
+    assert progress.said == ["round 1", "round 2"]
     assert not fiss.open_run(tmp_path / "r").finished
     assert fiss.resume(tmp_path / "r", progress=False).finished
 

@@ -95,7 +95,7 @@ def fake_run(folder, preset, method, seed, miou, changed=False, **changes):
     for task in range(last + 1):
         value = miou + last - task
         iou = {name: value + (name == "cow") for name in names}
-        score = ScoreRecord(round=task, task=task, ends_task=True, view="published", miou=value, iou=iou)
+        score = ScoreRecord(round=task + 1, task=task, ends_task=True, view="published", miou=value, iou=iou)
         run.append("scores.jsonl", score)
     (folder / "state.json").write_text(json.dumps({"finished": True}))
     return folder

@@ -16,7 +16,7 @@ from fiss.config.config import Config, from_toml, to_toml
 from fiss.config.identity import config_digest
 from fiss.data.cache import Decoded
 from fiss.data.index import build, inspect
-from fiss.data.reading import Reading, as_shown
+from fiss.data.reading import FileError, Reading, as_shown
 from fiss.data.sources import DataSpec, open_dataset
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages, normalise
 from fiss.errors import UserError
@@ -214,3 +214,15 @@ def test_weights_of_rgb_are_spread_over_other_channels(tmp_path):
         for i in range(channels):
             assert torch.allclose(found[:, i], given[:, i % 3] * 3 / channels)
         assert model(torch.zeros(1, channels, 32, 32)).logits_BCHW.shape == (1, 2, 32, 32)
+
+
+def test_a_tiff_of_many_channels_says_what_to_do(tmp_path):
+    tifffile.imwrite(
+        tmp_path / "a.tif", np.zeros((8, 8, 5), np.uint16), photometric="minisblack", planarconfig="contig"
+    )
+    with pytest.raises(FileError, match=r"three: `fiss start FOLDER` sets model\.channels"):
+        Reading().read(tmp_path / "a.tif")
+    (tmp_path / "a.png").write_bytes(b"none")
+    with pytest.raises(FileError) as found:
+        Reading().read(tmp_path / "a.png")
+    assert "fiss start" not in str(found.value)

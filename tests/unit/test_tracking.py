@@ -32,7 +32,7 @@ def test_tensorboard_reads_what_a_run_came_to(tiny, tmp_path):
         for event in found.Tensors(name):
             seen[name, event.step] = event.tensor_proto.float_val[0]
     assert seen == pytest.approx(wanted, rel=1e-6)
-    assert {("published/miou", 1), ("published/iou/disc", 0), ("loss/segmentation", 0)} <= seen.keys()
+    assert {("published/miou", 2), ("published/iou/disc", 1), ("loss/segmentation", 1)} <= seen.keys()
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_mlflow_and_wandb(played, tmp_path, monkeypatch):
         progress.played(record)
         progress.scored(score)
     assert said[0] == "run"
-    assert said[1] == (round_values(record), 1)
+    assert said[1] == (round_values(record), record.round)
     assert said[2][0]["published/iou/a_ b"] == 1.0
     assert said.pop() == "end"
     said.clear()
     with tracked(Progress(), "wandb", tmp_path / "run") as progress:
         progress.played(record)
-    assert said == ["run", round_values(record) | {"round": 1}, "end"]
+    assert said == ["run", round_values(record) | {"round": record.round}, "end"]
 
 
 def test_what_is_not_there(tmp_path, monkeypatch, capsys):

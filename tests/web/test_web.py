@@ -83,7 +83,7 @@ def update(folder, sites, rounds):
     appended = own.play()
     run.refresh()
     sent, _ = run.news(place)
-    assert [score["round"] for score in sent["scores"]] == [one["r"] for one in sent["rounds"]] == [rounds]
+    assert [score["round"] for score in sent["scores"]] == [one["r"] for one in sent["rounds"]] == [rounds + 1]
     return run.read - before, len(json.dumps(sent)), appended
 
 
@@ -100,7 +100,7 @@ def test_a_federation_is_told(tmp_path):
     run.refresh()
     whole, place = run.news(Place())
     assert whole["anew"]
-    assert [one["r"] for one in whole["rounds"]] == [0, 1, 2, 3]
+    assert [one["r"] for one in whole["rounds"]] == [1, 2, 3, 4]
     assert whole["rounds"][0]["c"] == ["class 0", "class 1", "class 2"]
     assert whole["rounds"][3]["c"] == ["class 3", "class 4", "class 5"]
     names = [name for one in whole["rounds"] for name in one.get("new", ())]
