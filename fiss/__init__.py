@@ -148,8 +148,8 @@ def run(
     """
     from fiss.config.presets import choose, label
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
     from fiss.runs.run import free_path, path_of
+    from fiss.runs.tracking import tracked
 
     first = path_of(base) if base else None
     config = choose(what, method, ablate, settings or {}, seed, first, joint, monitor)
@@ -183,8 +183,8 @@ def resume(run: Run | str | Path, progress: Progress | bool | None = None, track
         >>> fiss.resume("runs/demo/fbl")
     """
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
     from fiss.runs.run import path_of
+    from fiss.runs.tracking import tracked
     from fiss.simulation import experiment
 
     path = path_of(run)

@@ -188,7 +188,7 @@ def run_(
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from fiss.deployment.supervisor import supervise
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
+    from fiss.runs.tracking import tracked
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)

@@ -30,7 +30,7 @@ JOB_NAME, KEPT_JOBS = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), 1
 
 def run_server(transport: "Transport", out: str, until: int) -> None:
     """Run in FLARE's server: play rounds in the run folder `out`, until there are so many or a mark ends them."""
-    from fiss.flare.transport import FlareEngine
+    from fiss.flare.engines import FlareEngine
 
     folder = RunFolder.open(Path(out))
     names = number_sites(folder, transport.sites)

@@ -103,7 +103,7 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -
 
 def run_server(transport: "Transport", config: str, out: str) -> None:
     """Run in FLARE's server: the experiment, with clients reached through the transport."""
-    from fiss.flare.transport import SimulatorEngine
+    from fiss.flare.engines import SimulatorEngine
 
     def connect(scenario: Scenario, _: Segmenter, memories: dict[int, Memory], *__: object) -> Engine:
         return SimulatorEngine(transport, memories, scenario.config.federation.transfer)

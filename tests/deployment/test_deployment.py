@@ -399,7 +399,7 @@ class Scripted:
 
 
 def test_a_site_that_cannot_be_understood_is_left_out():
-    flare = pytest.importorskip("fiss.flare.transport")
+    flare = pytest.importorskip("fiss.flare.engines")
     space = LabelSpace(((), ("x",)))
     weights = {"w": torch.ones(2)}
 

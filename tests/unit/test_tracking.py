@@ -9,8 +9,8 @@ from command_line import fiss
 
 from fiss.errors import UserError
 from fiss.progress import Progress
-from fiss.reports.tracking import KINDS, round_values, score_values, tracked
 from fiss.runs.folder import RunFolder
+from fiss.runs.tracking import KINDS, round_values, score_values, tracked
 from fiss.simulation import experiment
 
 
