@@ -156,11 +156,12 @@ def run(
     if engine not in ("in-process", "flare"):
         raise unknown("engine", engine, ("in-process", "flare"))
     path = Path(out) if out else free_path(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
-    with shown(progress) as display, tracked(display, track, path) as observer, _resumable(path):
+    inside = "" if engine == "flare" else track  # FLARE's own receivers are in its server's process
+    with shown(progress) as display, tracked(display, inside, path) as observer, _resumable(path):
         if engine == "flare":
             from fiss.simulation import on_flare
 
-            on_flare.simulate(config, path, workers, observer)
+            on_flare.simulate(config, path, workers, observer, track)
         else:
             from fiss.simulation import experiment
 

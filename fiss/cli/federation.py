@@ -188,13 +188,12 @@ def run_(
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from fiss.deployment.supervisor import supervise
     from fiss.reports.display import shown
-    from fiss.runs.tracking import tracked
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with shown(True) as display, tracked(display, track, folder / "run") as observer:
+    with shown(True) as display:
         try:
-            run = supervise(folder, rounds, sites, observer)
+            run = supervise(folder, rounds, sites, display, track=track)
         except KeyboardInterrupt:
             again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
             print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)

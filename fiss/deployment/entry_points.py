@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from fiss.errors import UserError
 from fiss.federation.wire import Message
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
+from fiss.runs.tracking import Tracked
 
 if TYPE_CHECKING:
     from fiss.flare.transport import Transport
@@ -31,13 +32,15 @@ JOB_NAME, KEPT_JOBS = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), 1
 def run_server(transport: "Transport", out: str, until: int) -> None:
     """Run in FLARE's server: play rounds in the run folder `out`, until there are so many or a mark ends them."""
     from fiss.flare.engines import FlareEngine
+    from fiss.flare.tracking import Analytics
 
     folder = RunFolder.open(Path(out))
     names = number_sites(folder, transport.sites)
     engine = FlareEngine(transport, names, folder.config().federation, lambda: silent_sites(folder))
     (folder.path / PROBLEM).unlink(missing_ok=True)
     try:
-        run_rounds(folder, engine, names, until, Logged(LogProgress(), folder.path))
+        with closing(Analytics(transport.controller, transport.fl_ctx)) as analytics:
+            run_rounds(folder, engine, names, until, Tracked(Logged(LogProgress(), folder.path), analytics))
     except (OSError, UserError) as error:
         with suppress(OSError):  # the disk may be full
             write_atomically(folder.path / PROBLEM, str(error).encode())

@@ -30,6 +30,7 @@ from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.records import RoundRecord, ScoreRecord, read_rounds, read_scores
 from fiss.runs.tail import Tail
+from fiss.runs.tracking import tracker
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
@@ -46,10 +47,14 @@ ENDING = 20.0
 site that has gone had to say."""
 
 
-def supervise(folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0) -> RunFolder:
+def supervise(
+    folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0, track: str = ""
+) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
-    `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
+    `patience` seconds without a server, without so many sites, or without any progress, it gives up. Losses and scores
+    go to what `track` names too."""
     require_flare()
+    receiver = tracker(track, folder / "run", folder.absolute().name)
     from fiss.flare.admin import AWAY
 
     config = provisioning.config_of(folder)
@@ -63,7 +68,7 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
             progress.notice(text)
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
-        jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress), 0.0, ""
+        jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress, receiver), 0.0, ""
         while not (run.path / STOP).exists() and (before := finished_rounds(run)) < rounds:
             try:
                 if _is_held(folder):
@@ -182,8 +187,17 @@ def survey(folder: Path) -> FederationStatus:
 class _JobSeries:
     """One job after another."""
 
-    def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: RunFolder,
+        rounds: int,
+        least: int,
+        progress: Progress,
+        receiver: Mapping[str, Any],
+    ) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
+        self.receiver = receiver
         lengths = run.stands()[1]
         self.tails = [Tail(run.path / log) for log in lengths]
         for tail in self.tails:  # what is there already was shown
@@ -248,7 +262,7 @@ class _JobSeries:
             server = {"out": str(self.run.path.absolute()), "until": self.rounds}
             site: dict[str, Any] = {"config": to_toml(self.run.config())}
             site |= {"certificates": new} if (new := renewed(self.folder)) else {}
-            write_job(Path(place) / "job", DEPLOYMENT, server, site, sites)
+            write_job(Path(place) / "job", DEPLOYMENT, server, site, sites, self.receiver)
             return admin.submit(Path(place) / "job")
 
     def _watch_sites(self, connected: Mapping[str, float]) -> None:

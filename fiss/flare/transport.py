@@ -27,6 +27,7 @@ from fiss.federation.wire import Message
 from fiss.flare.filters import refuse_unfiltered, refuse_unknown_names, result_filters, to_message, to_shareable
 from fiss.flare.job import TASK, server_function, site_function
 from fiss.flare.parent import end_with_parent
+from fiss.flare.tracking import Tracker as Tracker  # kits allow a job the classes of this module
 
 TOO_LATE, TOO_SLOW, CUT_OFF = "it was too late", "it did not answer in time", "it was cut off, or started anew"
 SILENT = "it was not heard of any more"
