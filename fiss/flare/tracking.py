@@ -1,6 +1,6 @@
 """What rounds come to, as FLARE's analytics events, and the receiver of FLARE's that `--track` puts into a job.
 
-The server fires the events in its own process, so a site sends nothing more. Any other receiver there hears them too.
+The server fires the events in its own process, so a site sends nothing more.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,7 +96,7 @@ def wandb(folder: str, mode: str, name: str) -> AnalyticsReceiver:
     from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
     run = {"project": "fiss", "name": name, "group": name, "job_type": "federation", "dir": folder}
-    return WandBReceiver(run, mode)
+    return WandBReceiver(run, mode, process_timeout=60.0)
 
 
 RECEIVERS: Mapping[str, Callable[..., AnalyticsReceiver]] = {
