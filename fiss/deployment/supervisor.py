@@ -83,7 +83,7 @@ def supervise(
             if finished_rounds(run) > before:
                 stalled_since = 0.0
             else:  # also if a job ended well, because none of its sites answered
-                stalled_since, problem = stalled_since or monotonic(), problem or "no site answers"
+                stalled_since, problem = stalled_since or monotonic(), problem or _nobody(run)
             if problem and problem != shown:
                 progress.notice(problem)
             shown = problem
@@ -95,6 +95,12 @@ def supervise(
             sleep(1.0)
         (run.path / STOP).unlink(missing_ok=True)
     return run
+
+
+def _nobody(run: RunFolder) -> str:
+    """What to say of a job without a round. Each begins its sites anew, which may take longer than they are given."""
+    patience = run.config().federation.patience
+    return "no site answers" + (f" within {patience:.0f} s (federation.patience)" if patience else "")
 
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
@@ -194,7 +200,7 @@ class _JobSeries:
         rounds: int,
         least: int,
         progress: Progress,
-        receiver: Mapping[str, Any],
+        receiver: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
         self.receiver = receiver

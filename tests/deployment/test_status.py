@@ -226,18 +226,22 @@ def test_who_is_seen_is_noted(tmp_path):
     assert not Seen.read(tmp_path / "nowhere").fresh
 
 
-def test_a_supervisor_writes_the_log(tmp_path, monkeypatch):
+WHY = {"waiting for 2 site(s), 0 there": "waiting for 2", "": "no site answers within 60 s (federation.patience)"}
+
+
+@pytest.mark.parametrize("problem", WHY)
+def test_a_supervisor_writes_the_log(tmp_path, monkeypatch, problem):
     provisioned = tmp_path / "fed"
     provisioned.mkdir()
     monkeypatch.setattr(supervisor, "require_flare", lambda: None)
-    monkeypatch.setattr(provisioning, "config_of", lambda folder: config())
+    monkeypatch.setattr(provisioning, "config_of", lambda folder: config(patience=60))
     monkeypatch.setattr(provisioning, "refuse_old_kits", lambda folder: None)
-    monkeypatch.setattr(supervisor._JobSeries, "run_job", lambda self: "waiting for 2 site(s), 0 there")
+    monkeypatch.setattr(supervisor._JobSeries, "run_job", lambda self: problem)
     (provisioned / "federation.toml").touch()
     pytest.importorskip("nvflare")
     with pytest.raises(UserError, match="no progress"):
         supervisor.supervise(provisioned, 1, 1, Progress(), patience=0.1)
-    assert "waiting for 2 site(s), 0 there" in (provisioned / "run" / LOG).read_text()
+    assert WHY[problem] in (provisioned / "run" / LOG).read_text()
 
 
 @pytest.mark.parametrize(("name", "what"), [("fed_server.json", "the server k"), ("fed_client.json", "the site k")])
