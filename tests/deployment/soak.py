@@ -112,14 +112,14 @@ class Soak:
             Image.fromarray(image).save(folder / "images" / f"scan{i:03d}.png")
 
     def start(self, name: str) -> None:
-        """A server's or site's kit."""
+        """A server's or site's kit, as start.sh does: FLARE's process may fail at its first start on a busy machine."""
         kit = self.folder / "kits" / name
         (kit / "shutdown.fl").unlink(missing_ok=True)
         if name != "localhost":
             (kit / "site.toml").write_text(f'data = "{self.out / name}"\ndevice = "cpu"\nscore = 0.25\n')
         with (self.out / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                ["bash", str(kit / "startup" / "sub_start.sh"), "--once"], stdout=log, stderr=log, env=ENVIRONMENT
+                ["bash", str(kit / "startup" / "sub_start.sh")], stdout=log, stderr=log, env=ENVIRONMENT
             )
 
     def kill(self, name: str) -> None:
