@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -214,6 +215,23 @@ def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, 
     for _ in range(500):
         says("x" * 100)
     assert len(capsys.readouterr().out) < 1300
+
+
+FAREWELL = """
+import logging, threading, time
+from fiss.deployment import console
+
+console.ENDS = 0.5
+logging.basicConfig(level=logging.INFO, handlers=[console.ConsoleHandler()])
+threading.Thread(target=time.sleep, args=(600,)).start()
+logging.getLogger("MPM").info("MPM: Good Bye!")
+"""
+
+
+def test_a_process_that_said_goodbye_ends():
+    """A thread that came up late would keep it, and the script that starts it again would wait."""
+    ended = subprocess.run([sys.executable, "-c", FAREWELL], timeout=300, check=False)
+    assert ended.returncode == 1
 
 
 def test_who_is_seen_is_noted(tmp_path):
