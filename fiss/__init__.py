@@ -148,19 +148,20 @@ def run(
     """
     from fiss.config.presets import choose, label
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
     from fiss.runs.run import free_path, path_of
+    from fiss.runs.tracking import tracked
 
     first = path_of(base) if base else None
     config = choose(what, method, ablate, settings or {}, seed, first, joint, monitor)
     if engine not in ("in-process", "flare"):
         raise unknown("engine", engine, ("in-process", "flare"))
     path = Path(out) if out else free_path(Path("runs") / f"{config.name}-{label(config)}-seed{config.seed}")
-    with shown(progress) as display, tracked(display, track, path) as observer, _resumable(path):
+    inside = "" if engine == "flare" else track  # FLARE's own receivers are in its server's process
+    with shown(progress) as display, tracked(display, inside, path) as observer, _resumable(path):
         if engine == "flare":
             from fiss.simulation import on_flare
 
-            on_flare.simulate(config, path, workers, observer)
+            on_flare.simulate(config, path, workers, observer, track)
         else:
             from fiss.simulation import experiment
 
@@ -183,8 +184,8 @@ def resume(run: Run | str | Path, progress: Progress | bool | None = None, track
         >>> fiss.resume("runs/demo/fbl")
     """
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
     from fiss.runs.run import path_of
+    from fiss.runs.tracking import tracked
     from fiss.simulation import experiment
 
     path = path_of(run)

@@ -90,10 +90,23 @@ def remove(folder: Folder, site: SiteName, take_out: TakeOut = False) -> None:
 
 
 @app.command()
-def renew(folder: Folder) -> None:
+def renew(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER|KIT", help="The federation's folder; with --with a site's kit.")
+    ],
+    with_: Annotated[
+        Path | None,
+        typer.Option(
+            "--with", metavar="renewed.json", help="At a site whose certificate has ended: the server's file."
+        ),
+    ] = None,
+) -> None:
     """New certificates for server, sites and administrator, for the keys that they have."""
     from fiss.deployment import certificates, supervisor
 
+    if with_ is not None:
+        print(f"A new certificate, valid until {certificates.take(folder, with_):%Y-%m-%d}. Start the site again.")
+        return
     until = certificates.renew(folder)
     supervisor.renew_job(folder)
     print(f"New certificates, valid until {until:%Y-%m-%d}. Sites get theirs with the next job; no round is lost.")
@@ -188,13 +201,12 @@ def run_(
     """Train, and go on through whatever happens to server and sites; give it again to go on."""
     from fiss.deployment.supervisor import supervise
     from fiss.reports.display import shown
-    from fiss.reports.tracking import tracked
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # end the job too
         signal.signal(number, signal.default_int_handler)
-    with shown(True) as display, tracked(display, track, folder / "run") as observer:
+    with shown(True) as display:
         try:
-            run = supervise(folder, rounds, sites, observer)
+            run = supervise(folder, rounds, sites, display, track=track)
         except KeyboardInterrupt:
             again = f"fiss federation run {folder} --rounds {rounds} --sites {sites}"
             print(f"\nStopped. `{again}` goes on from the last finished round.", flush=True)

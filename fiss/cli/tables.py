@@ -276,6 +276,7 @@ def site_table(values: Mapping[str, Any]) -> Table:
     """A site, as it sees itself."""
     table = _about(values["site"], values["warnings"])
     table.add_row("now", values["doing"])
+    table.add_row("certificate", f"until {values['certificate']}" if values["certificate"] else "none")
     if values["rounds"]:
         losses = ", ".join(f"{name} {value:.3f}" for name, value in values["losses"].items())
         table.add_row("last round", f"{values['round']}")

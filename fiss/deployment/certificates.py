@@ -55,6 +55,31 @@ def warnings(
     return [f"certificates end: {', '.join(soon)}. `fiss federation renew {folder}` makes new ones"] if soon else []
 
 
+def kit_until(kit: Path) -> datetime | None:
+    """Until when a kit's own certificates are valid; None where it has none that can be read."""
+    try:
+        return min(_end((kit / "startup" / name).read_text()) for name in FILES)
+    except (OSError, ValueError):
+        return None
+
+
+def kit_warnings(kit: Path, now: datetime | None = None) -> list[str]:
+    """What to say at a site of its certificate: that it ends within a month, or that a new one waits for a start."""
+    now, until = now or datetime.now(UTC), kit_until(kit)
+    again = f"start this site again (touch {kit / 'shutdown.fl'}; bash {kit / 'startup' / 'start.sh'})"
+    ask = "ask the server's people for `fiss federation renew FOLDER`"
+    if until is None:
+        return []
+    if until <= now:  # the server lets it in no more, so nothing comes with a job
+        how = f"{ask} and for FOLDER/{RENEWED}; then `fiss federation renew {kit} --with {RENEWED}`, and {again}"
+        return [f"the certificate ended on {until:%Y-%m-%d}: {how}"]
+    if until - now < timedelta(WARN_DAYS):
+        return [f"the certificate ends on {until:%Y-%m-%d}: {ask}. The new one comes with the next job; then {again}"]
+    if _waits_for_start(kit):
+        return [f"a new certificate, valid until {until:%Y-%m-%d}, is not in use yet: {again}"]
+    return []
+
+
 def renew(folder: Path) -> datetime:
     """New certificates for everybody; gives until when they are valid. The sites get theirs with the next jobs."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -108,6 +133,23 @@ def install(kit: Path, files: Mapping[str, Mapping[str, str]]) -> datetime | Non
     for name in FILES:
         write_atomically(startup / name, new[name].encode())
     return new_own.not_valid_after_utc
+
+
+def _waits_for_start(kit: Path) -> bool:
+    """Whether the kit's process began before its certificate was put there."""
+    process, certificate = kit / "pid.fl", kit / "startup" / FILES[0]
+    return process.is_file() and certificate.stat().st_mtime > process.stat().st_mtime
+
+
+def take(kit: Path, path: Path) -> datetime:
+    """At a site that is let in no more: its new certificate, from a copy of the server's file."""
+    try:
+        until = install(kit, json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not {RENEWED} of a federation's folder, or {kit} is no kit ({error}).") from error
+    if until is None:
+        raise UserError(f"{path}: nothing in it is newer than what {kit} has, or it is not for this site.")
+    return until
 
 
 def seal(folder: Path, delete: bool) -> dict[str, str]:

@@ -5,6 +5,7 @@ says there every ten seconds that a server cannot be reached.
 """
 
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,10 @@ PLAIN = (
     ),
     (re.compile(r"Reject disabled client (?:registration|heartbeat): (\S+)"), "{} was removed, and is turned away."),
 )
+GOODBYE, ENDS = re.compile("^MPM: Good Bye!"), 30.0
+"""What FLARE's process says when its work is over, also where it failed, and the seconds in which it then has to end.
+On a busy machine a site gives up its first start after 15 s while threads still come up; they kept it, deaf, for ever.
+"""
 AWAY = re.compile(r"no connection to server|cannot send to 'server'|Retrying \[\S+ ACTIVE grpc")
 LOST = (
     "the server cannot be reached. It is tried again every ten seconds, nothing is lost. Does it run, and does the way "
@@ -59,6 +64,8 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
         if AWAY.search(text):
             self._away(record)
             return
+        if GOODBYE.search(text):
+            _end_soon()
         for pattern, words in PLAIN:
             if found := pattern.search(text):
                 self._plainly(record, words.format(*found.groups()))
@@ -112,6 +119,13 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
         text += "" if self.left > 0 else "\nNo more is said here; log.txt goes on."
         self.stream.write(text + "\n")
         self.flush()
+
+
+def _end_soon() -> None:
+    """End this process, if it does not end by itself; FLARE's script starts it again unless it was to stop."""
+    timer = Timer(ENDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _kit() -> Path | None:

@@ -106,7 +106,7 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
             waiting -= {numbered[reply.client] for reply in past.replies if reply.client in numbered}
         participants = _participants(folder, config, engine, names, waiting, range(start, until))
         boundaries = Discovery(config.method, config.seed, config.training.horizon)
-        traffic = engine.traffic
+        traffic, told = engine.traffic, len(folder.scores())
         for result in run(server, participants, boundaries, observed, spec, progress, gathering_of(config)):
             asked = {*result.participants.selected, *result.participants.probed}
             if asked <= engine.missing.keys():
@@ -146,6 +146,10 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
                 probes = [Probe(n, done, space, result.server.weights) for n in there]  # the last model's, once more
                 _note_scores(folder, list(engine.probe(probes)), space, done)
             folder.commit(State(done, result.server, {}, done >= until), folder.counting.model_of(done), config.keep)
+            for score in folder.scores()[told:]:  # sites score the model of the round before
+                progress.scored(score)
+                told += 1
+            progress.played(record)
             began, before = monotonic(), space
         (folder.path / JOB).unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from fiss.deployment.certificates import kit_until, kit_warnings
 from fiss.deployment.job_status import JobStatus
 from fiss.deployment.log import LOG
 from fiss.deployment.site_config import read_site
@@ -111,6 +112,7 @@ def site_values(kit: Path) -> dict[str, Any]:
         read_site(kit / "site.toml")
     except UserError as error:
         found.append(str(error))
+    found += kit_warnings(kit)
     if not running:
         found.append(f"not started: bash {kit / 'startup' / 'start.sh'}")
     if own.problem and own.round < 0:
@@ -123,6 +125,7 @@ def site_values(kit: Path) -> dict[str, Any]:
         "started": running,
         "warnings": found,
         "log": log_lines(kit / "fiss"),
+        "certificate": f"{until:%Y-%m-%d}" if (until := kit_until(kit)) else None,
     }
     return values | {"doing": own.doing if running else "is not started"}
 

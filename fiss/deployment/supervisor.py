@@ -30,6 +30,7 @@ from fiss.runs.folder import RunFolder, write_atomically
 from fiss.runs.lock import locked
 from fiss.runs.records import RoundRecord, ScoreRecord, read_rounds, read_scores
 from fiss.runs.tail import Tail
+from fiss.runs.tracking import tracker
 
 if TYPE_CHECKING:
     from fiss.flare.admin import Admin
@@ -46,10 +47,14 @@ ENDING = 20.0
 site that has gone had to say."""
 
 
-def supervise(folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0) -> RunFolder:
+def supervise(
+    folder: Path, rounds: int, least: int, progress: Progress, patience: float = 600.0, track: str = ""
+) -> RunFolder:
     """Run until there are `rounds` rounds, or `stop` is asked for; `least` sites must be there to start. After
-    `patience` seconds without a server, without so many sites, or without any progress, it gives up."""
+    `patience` seconds without a server, without so many sites, or without any progress, it gives up. Losses and scores
+    go to what `track` names too."""
     require_flare()
+    receiver = tracker(track, folder / "run", folder.absolute().name)
     from fiss.flare.admin import AWAY
 
     config = provisioning.config_of(folder)
@@ -63,7 +68,7 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
             progress.notice(text)
         for mark in (STOP, RENEW):
             (run.path / mark).unlink(missing_ok=True)
-        jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress), 0.0, ""
+        jobs, stalled_since, shown = _JobSeries(folder, run, rounds, least, progress, receiver), 0.0, ""
         while not (run.path / STOP).exists() and (before := finished_rounds(run)) < rounds:
             try:
                 if _is_held(folder):
@@ -78,7 +83,7 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
             if finished_rounds(run) > before:
                 stalled_since = 0.0
             else:  # also if a job ended well, because none of its sites answered
-                stalled_since, problem = stalled_since or monotonic(), problem or "no site answers"
+                stalled_since, problem = stalled_since or monotonic(), problem or _nobody(run)
             if problem and problem != shown:
                 progress.notice(problem)
             shown = problem
@@ -90,6 +95,12 @@ def supervise(folder: Path, rounds: int, least: int, progress: Progress, patienc
             sleep(1.0)
         (run.path / STOP).unlink(missing_ok=True)
     return run
+
+
+def _nobody(run: RunFolder) -> str:
+    """What to say of a job without a round. Each begins its sites anew, which may take longer than they are given."""
+    patience = run.config().federation.patience
+    return "no site answers" + (f" within {patience:.0f} s (federation.patience)" if patience else "")
 
 
 def _alone(folder: Path) -> AbstractContextManager[None]:
@@ -182,8 +193,17 @@ def survey(folder: Path) -> FederationStatus:
 class _JobSeries:
     """One job after another."""
 
-    def __init__(self, folder: Path, run: RunFolder, rounds: int, least: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: RunFolder,
+        rounds: int,
+        least: int,
+        progress: Progress,
+        receiver: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder, self.run, self.rounds, self.least, self.progress = folder, run, rounds, least, progress
+        self.receiver = receiver
         lengths = run.stands()[1]
         self.tails = [Tail(run.path / log) for log in lengths]
         for tail in self.tails:  # what is there already was shown
@@ -248,7 +268,7 @@ class _JobSeries:
             server = {"out": str(self.run.path.absolute()), "until": self.rounds}
             site: dict[str, Any] = {"config": to_toml(self.run.config())}
             site |= {"certificates": new} if (new := renewed(self.folder)) else {}
-            write_job(Path(place) / "job", DEPLOYMENT, server, site, sites)
+            write_job(Path(place) / "job", DEPLOYMENT, server, site, sites, self.receiver)
             return admin.submit(Path(place) / "job")
 
     def _watch_sites(self, connected: Mapping[str, float]) -> None:

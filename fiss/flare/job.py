@@ -16,8 +16,8 @@ from fiss.runs.folder import write_atomically
 
 CLASSES = "fiss.flare.transport"
 """The module of our controller and executor: FLARE builds no class that a kit does not allow by name."""
-TASK = "fiss"
-"""What FLARE calls the one task of our jobs."""
+TASK, TRACKER = "fiss", "tracker"
+"""What FLARE calls the one task of our jobs, and the component that `--track` puts into them."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,10 @@ def write_job(
     server: Mapping[str, Any],
     site: Mapping[str, Any],
     sites: Iterable[str] | None = None,
+    tracker: Mapping[str, Any] | None = None,
 ) -> None:
     """A job that calls these entry points with the arguments `server` and `site`; for these sites, or for all that
-    FLARE knows."""
+    FLARE knows. A `tracker` is what `fiss.runs.tracking.tracker` gives."""
     (folder / "app" / "config").mkdir(parents=True)
     plain = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
     controller = {
@@ -89,10 +90,11 @@ def write_job(
         "args": {"entry_point": entry_points.server, "arguments": server},
     }
     executor = {"path": f"{CLASSES}.FissExecutor", "args": {"entry_point": entry_points.site, "arguments": site}}
+    components = [{"id": TRACKER, "path": f"{CLASSES}.Tracker", "args": tracker}] if tracker else []
     where = ["@ALL"] if sites is None else ["server", *sorted(sites)]
     meta = {"name": "fiss", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": where}}
     for name, content in (
-        ("app/config/config_fed_server.json", {**plain, "workflows": [controller]}),
+        ("app/config/config_fed_server.json", {**plain, "workflows": [controller], "components": components}),
         ("app/config/config_fed_client.json", {**plain, "executors": [{"tasks": [TASK], "executor": executor}]}),
         ("meta.json", meta),
     ):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
@@ -30,6 +30,7 @@ from fiss.models.classifier import Weights
 from fiss.models.segmenter import Segmenter
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder, write_atomically
+from fiss.runs.tracking import Tracked, tracker
 from fiss.simulation import experiment
 from fiss.simulation.advice import warnings
 from fiss.simulation.scenario import Scenario, open_scenario
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from fiss.flare.transport import Transport
 
 
-def simulate(config: Config, out: Path, workers: int, progress: Progress) -> RunFolder:
-    """Start the run, or go on with it if it is there, with `workers` sites at a time."""
+def simulate(config: Config, out: Path, workers: int, progress: Progress, track: str = "") -> RunFolder:
+    """Start the run, or go on with it if it is there, with `workers` sites at a time; losses and scores go to what
+    `track` names too."""
     require_flare()
+    receiver = tracker(track, out, out.name)
     config = with_absolute_paths(config)
     there = RunFolder.open(out).config() if (out / "config.toml").is_file() else config
     if odd := differences(there, config, ignoring=SAME_RUN):
@@ -53,7 +56,7 @@ def simulate(config: Config, out: Path, workers: int, progress: Progress) -> Run
         place = Path(folder)
         write_atomically(place / "config.toml", to_toml(config).encode())
         arguments = {"config": str(place / "config.toml")}
-        write_job(place / "job", SIMULATION, {**arguments, "out": str(out.absolute())}, arguments)
+        write_job(place / "job", SIMULATION, {**arguments, "out": str(out.absolute())}, arguments, None, receiver)
         (place / "work" / "local").mkdir(parents=True)
         allowed = allow_classes({"format_version": 2, "components": [], "class_allow_list": []})
         write_atomically(place / "work" / "local" / "resources.json", json.dumps(allowed).encode())
@@ -103,15 +106,18 @@ def _follow(process: "subprocess.Popen[bytes]", out: Path, progress: Progress) -
 
 def run_server(transport: "Transport", config: str, out: str) -> None:
     """Run in FLARE's server: the experiment, with clients reached through the transport."""
-    from fiss.flare.transport import SimulatorEngine
+    from fiss.flare.engines import SimulatorEngine
+    from fiss.flare.tracking import Analytics
 
     def connect(scenario: Scenario, _: Segmenter, memories: dict[int, Memory], *__: object) -> Engine:
         return SimulatorEngine(transport, memories, scenario.config.federation.transfer)
 
-    if (Path(out) / "config.toml").is_file():
-        experiment.resume(Path(out), Progress(), connect)
-    else:
-        experiment.start(read_toml(Path(config)), Path(out), Progress(), connect)
+    with closing(Analytics(transport.controller, transport.fl_ctx)) as analytics:
+        progress = Tracked(Progress(), analytics)
+        if (Path(out) / "config.toml").is_file():
+            experiment.resume(Path(out), progress, connect)
+        else:
+            experiment.start(read_toml(Path(config)), Path(out), progress, connect)
 
 
 def client_worker(folder: Path, config: str, differences: bool) -> Callable[[Message], Message]:

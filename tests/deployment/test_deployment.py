@@ -219,6 +219,29 @@ def test_a_round_that_is_played_again_is_answered_again(tmp_path):
     assert (memory["round"], memory["settled"]["epochs"], memory["now"]["epochs"]) == (2, 2, 3)
 
 
+def test_a_backup_goes_on_with_a_site_that_is_further(tmp_path):
+    """It says so, and trains as one without any memory would."""
+    settings, said = config(), []
+    stage(tmp_path, 0, ("a",))
+    run = open_run(settings, tmp_path / "run")
+    client = site_client(tmp_path, settings)
+    run_rounds(run, Local({0: client}), {0: "a"}, 1, Progress())
+    backups = [shutil.copytree(run.path, tmp_path / name) for name in ("backup", "same")]
+    stage(tmp_path, 1, ("a",))  # it passed to new classes meanwhile
+    run_rounds(run, Local({0: client}), {0: "a"}, 4, Progress())
+    client.progress = Progress()
+    client.progress.notice = said.append
+    newcomer = SiteClient(tmp_path / "new", settings, read_site(tmp_path / "kits" / "a" / "site.toml"), Progress())
+    for backup, one in zip(backups, (client, newcomer), strict=True):
+        run_rounds(RunFolder(backup), Local({0: one}), {0: "a"}, 3, Progress())
+    restored, same = (RunFolder(backup) for backup in backups)
+    assert [record.round for record in restored.rounds()] == [0, 1, 2]
+    assert restored.rounds()[-1].class_names == run.rounds()[-1].class_names
+    assert all(torch.equal(final(same).weights[name], tensor) for name, tensor in final(restored).weights.items())
+    (text,) = {one for one in said if "further" in one}
+    assert text == f"{client.path} is of a run that was further than this one: the site begins anew."
+
+
 def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     stage(tmp_path, 0, ("a",))
     said = []
@@ -399,7 +422,7 @@ class Scripted:
 
 
 def test_a_site_that_cannot_be_understood_is_left_out():
-    flare = pytest.importorskip("fiss.flare.transport")
+    flare = pytest.importorskip("fiss.flare.engines")
     space = LabelSpace(((), ("x",)))
     weights = {"w": torch.ones(2)}
 

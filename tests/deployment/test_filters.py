@@ -34,8 +34,9 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
+from fiss.flare.engines import FlareEngine
 from fiss.flare.filters import to_message, to_shareable
-from fiss.flare.transport import FissExecutor, FlareEngine, Transport
+from fiss.flare.transport import FissExecutor, Transport
 
 numpy_decomposers.register()  # as FLARE's processes do
 FLARE = "nvflare.app_common.filters"

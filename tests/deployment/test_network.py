@@ -77,11 +77,11 @@ class World:
             f'data = "{self.root / name}"\ndevice = "cpu"\nworkers = {workers}\n', encoding="utf-8"
         )
 
-    def run(self, rounds, least):
+    def run(self, rounds, least, *also):
         words = ["-m", "fiss", "federation", "run", str(self.folder), "--rounds", str(rounds), "--sites", str(least)]
         with (self.root / "run.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *words],
+                [sys.executable, *words, *also],
                 stdout=log,
                 stderr=log,
                 env=ENVIRONMENT,

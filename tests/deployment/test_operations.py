@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from command_line import fiss as command_line
 from federated import Local, config, drop, site_client, stage
 from records import Simulated
 from typer.testing import CliRunner
@@ -333,6 +335,58 @@ def test_new_certificates_for_the_same_keys(federation, tmp_path):
     with pytest.raises(UserError, match="for another key"):
         certificates.install(away, stranger)
     assert provisioning.add(federation, "c").is_dir()  # FLARE takes its own new one
+
+
+def test_a_site_is_warned_of_its_own_certificate(federation, tmp_path, monkeypatch, capsys):
+    """In its status, and once in its log; and it gets a new one also when the old one has ended."""
+    from fiss.deployment import certificates, entry_points
+
+    def warned():
+        command_line("federation", "status", kit, "--json")
+        values = json.loads(capsys.readouterr().out)
+        return values["certificate"], [text for text in values["warnings"] if "certificate" in text]
+
+    kit = shutil.copytree(federation / "kits" / "a", tmp_path / "a")
+    first = certificates.kit_until(kit)
+    assert warned() == (f"{first:%Y-%m-%d}", [])
+    shutil.rmtree(federation / "kits" / "a")
+    monkeypatch.setattr(certificates, "DAYS", 20)
+    soon = f"{certificates.renew(federation):%Y-%m-%d}"
+    assert certificates.install(kit, certificates.renewed(federation)) is None  # it ends sooner
+    for name in certificates.FILES:
+        (kit / "startup" / name).write_text(certificates.renewed(federation)["a"][name])
+    date, (said,) = warned()
+    assert date == soon
+    assert said.startswith(
+        f"the certificate ends on {soon}: ask the server's people for `fiss federation renew FOLDER`"
+    )
+    assert f"bash {kit / 'startup' / 'start.sh'}" in said
+    command_line("federation", "status", kit)
+    assert "ask the server's people" in " ".join(re.sub("[^a-z' ]", " ", capsys.readouterr().out).split())
+    drop(tmp_path / "images of a", range(4), (1, 2))
+    (kit / "site.toml").write_text(f'data = "{tmp_path / "images of a"}"\ndevice = "cpu"\n')
+    for _ in range(2):  # two jobs
+        entry_points.site_client(kit, to_toml(config()), False)
+    assert (kit / "fiss" / log.LOG).read_text().count(f"the certificate ends on {soon}") == 1
+
+    (late,) = certificates.kit_warnings(kit, datetime.now(UTC) + timedelta(21))
+    assert f"the certificate ended on {soon}" in late
+    assert f"`fiss federation renew {kit} --with renewed.json`" in late
+    (kit / "pid.fl").write_text("1")
+    monkeypatch.setattr(certificates, "DAYS", 360)
+    until = f"{certificates.renew(federation):%Y-%m-%d}"
+    time.sleep(0.05)  # files count time in such steps
+    command_line("federation", "renew", kit, "--with", federation / "renewed.json")
+    assert f"valid until {until}" in capsys.readouterr().out
+    date, (said,) = warned()
+    assert (date, said.split(":")[0]) == (until, f"a new certificate, valid until {until}, is not in use yet")
+    (kit / "pid.fl").write_text("2")  # started again
+    os.utime(kit / "pid.fl", (time.time() + 1,) * 2)
+    assert warned() == (until, [])
+    command_line("federation", "renew", kit, "--with", federation / "renewed.json", code=2)
+    assert "nothing in it is newer" in capsys.readouterr().err
+    command_line("federation", "renew", kit, "--with", kit / "site.toml", code=2)
+    assert "not renewed.json of a federation's folder" in capsys.readouterr().err
 
 
 def test_logs_and_old_jobs_do_not_grow_without_end(federation):

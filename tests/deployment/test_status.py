@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -216,6 +217,23 @@ def test_an_outage_is_said_once_and_a_console_is_bounded(tmp_path, monkeypatch, 
     assert len(capsys.readouterr().out) < 1300
 
 
+FAREWELL = """
+import logging, threading, time
+from fiss.deployment import console
+
+console.ENDS = 0.5
+logging.basicConfig(level=logging.INFO, handlers=[console.ConsoleHandler()])
+threading.Thread(target=time.sleep, args=(600,)).start()
+logging.getLogger("MPM").info("MPM: Good Bye!")
+"""
+
+
+def test_a_process_that_said_goodbye_ends():
+    """A thread that came up late would keep it, and the script that starts it again would wait."""
+    ended = subprocess.run([sys.executable, "-c", FAREWELL], timeout=300, check=False)
+    assert ended.returncode == 1
+
+
 def test_who_is_seen_is_noted(tmp_path):
     seen = Seen().noted(tmp_path, {"a": 1.0})
     assert Seen.read(tmp_path) == seen
@@ -226,18 +244,22 @@ def test_who_is_seen_is_noted(tmp_path):
     assert not Seen.read(tmp_path / "nowhere").fresh
 
 
-def test_a_supervisor_writes_the_log(tmp_path, monkeypatch):
+WHY = {"waiting for 2 site(s), 0 there": "waiting for 2", "": "no site answers within 60 s (federation.patience)"}
+
+
+@pytest.mark.parametrize("problem", WHY)
+def test_a_supervisor_writes_the_log(tmp_path, monkeypatch, problem):
     provisioned = tmp_path / "fed"
     provisioned.mkdir()
     monkeypatch.setattr(supervisor, "require_flare", lambda: None)
-    monkeypatch.setattr(provisioning, "config_of", lambda folder: config())
+    monkeypatch.setattr(provisioning, "config_of", lambda folder: config(patience=60))
     monkeypatch.setattr(provisioning, "refuse_old_kits", lambda folder: None)
-    monkeypatch.setattr(supervisor._JobSeries, "run_job", lambda self: "waiting for 2 site(s), 0 there")
+    monkeypatch.setattr(supervisor._JobSeries, "run_job", lambda self: problem)
     (provisioned / "federation.toml").touch()
     pytest.importorskip("nvflare")
     with pytest.raises(UserError, match="no progress"):
         supervisor.supervise(provisioned, 1, 1, Progress(), patience=0.1)
-    assert "waiting for 2 site(s), 0 there" in (provisioned / "run" / LOG).read_text()
+    assert WHY[problem] in (provisioned / "run" / LOG).read_text()
 
 
 @pytest.mark.parametrize(("name", "what"), [("fed_server.json", "the server k"), ("fed_client.json", "the site k")])

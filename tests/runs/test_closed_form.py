@@ -212,7 +212,7 @@ def test_where_nothing_is_announced(untold, tmp_path):
 def test_in_a_real_federation(tmp_path):
     """Through the wire: sites report what is new, a changed mask replaces, and a server that goes on is the same. The
     frozen trunk goes to each site once."""
-    flare = pytest.importorskip("fiss.flare.transport")
+    flare = pytest.importorskip("fiss.flare.engines")
     settings = replace(federated.config(), method=Analytic(trunk_rounds=1))
     names, carried = dict(enumerate("ab")), []
 

@@ -1,6 +1,8 @@
 """What goes to TensorBoard, MLflow and Weights & Biases."""
 
+import json
 import sys
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,8 +11,8 @@ from command_line import fiss
 
 from fiss.errors import UserError
 from fiss.progress import Progress
-from fiss.reports.tracking import KINDS, round_values, score_values, tracked
 from fiss.runs.folder import RunFolder
+from fiss.runs.tracking import KINDS, Tracked, round_values, score_values, tracked, tracker
 from fiss.simulation import experiment
 
 
@@ -76,3 +78,94 @@ def test_what_is_not_there(tmp_path, monkeypatch, capsys):
     told = Progress()
     with tracked(told, "", tmp_path) as same:
         assert same is told
+
+
+class Engine:
+    """As much of FLARE's as its receivers ask for, in the server's process of a job."""
+
+    def __init__(self, place, *handlers):
+        from nvflare.apis.fl_constant import FLContextKey, ProcessType
+        from nvflare.apis.fl_context import FLContextManager
+
+        own = {FLContextKey.PROCESS_TYPE: ProcessType.SERVER_JOB}
+        self.contexts = FLContextManager(self, "server", "0123456789", {}, own)
+        self.place, self.handlers = place, handlers
+
+    def new_context(self):
+        return self.contexts.new_context()
+
+    def get_workspace(self):
+        return SimpleNamespace(get_run_dir=lambda job: str(self.place / job))
+
+    def get_clients(self):
+        return [SimpleNamespace(name="a")]
+
+    def fire_event(self, event, fl_ctx):
+        from nvflare.apis.utils.event import fire_event_to_components
+
+        fire_event_to_components(event, list(self.handlers), fl_ctx)
+
+
+def of_tensorboard(place):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = reading.EventAccumulator(str(place / "run" / "tensorboard" / "server"), {"scalars": 0}).Reload()
+    return {(name, one.step): one.value for name in found.Tags()["scalars"] for one in found.Scalars(name)}
+
+
+def of_mlflow(place):
+    client = pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("fiss").experiment_id])  # none of a site
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {(name, one.step): one.value for name, values in histories.items() for one in values}
+
+
+def of_wandb(place):
+    lines = [json.loads(line) for line in (place / "wandb.jsonl").read_text().splitlines()]
+    return {(name, step): value for values, step in lines for name, value in values.items()}
+
+
+def wandb_at(place):
+    """Stands in for Weights & Biases, which is not installed; FLARE's receiver calls it from a process of its own."""
+
+    def log(values, step):
+        with (place / "wandb.jsonl").open("a") as file:
+            file.write(json.dumps([values, step]) + "\n")
+
+    def init(project, name, dir, mode, **also):
+        assert (project, dir, mode) == ("fiss", str(place), "offline")
+        assert name.startswith("server-")  # none of a site
+        return SimpleNamespace(finish=lambda: None)
+
+    return SimpleNamespace(init=init, log=log)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"), [("tensorboard", of_tensorboard), ("mlflow", of_mlflow), ("wandb", of_wandb)]
+)
+def test_flares_receivers_write_what_they_hear(played, tmp_path, monkeypatch, kind, read):
+    """Each as a job has it, without a network; MLflow where it is installed."""
+    tracking = pytest.importorskip("fiss.flare.tracking")
+    monkeypatch.delitem(sys.modules, "nvflare.app_opt.tracking.wandb.wandb_receiver", raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", wandb_at(tmp_path))
+    pytest.importorskip(kind)
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_component import FLComponent
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    made = tracking.Tracker(**tracker(kind, tmp_path / "run", "hospitals"))
+    engine = Engine(tmp_path, made)
+    engine.fire_event(EventType.START_RUN, engine.new_context())
+    wanted = {}
+    with closing(tracking.Analytics(FLComponent(), engine.new_context())) as analytics:
+        progress = Tracked(Progress(), analytics)
+        for record in played.rounds():
+            score = replace(played.scores()[0], round=record.round, iou={"a, b": 0.5})
+            progress.played(record)
+            progress.scored(score)
+            wanted |= {(name, record.round): value for name, value in round_values(record).items()}
+            wanted |= {(name, record.round): value for name, value in score_values(score).items()}
+    engine.fire_event(EventType.END_RUN, engine.new_context())
+    assert ("published/iou/a_ b", 1) in wanted
+    assert read(tmp_path) == pytest.approx(wanted, rel=1e-6)

@@ -1,12 +1,13 @@
 """What operators already use: losses, scores and time of every round to TensorBoard, MLflow or Weights & Biases.
 
-It listens where the display listens. On NVIDIA FLARE too it is fed from the server's records, which have it all, and
-not through FLARE's analytics receivers: a site would have to send its losses a second time.
+It listens where the display listens. On NVIDIA FLARE the same values go to FLARE's own receivers
+(fiss/flare/tracking.py).
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
@@ -16,7 +17,9 @@ from fiss.errors import UserError, unknown
 from fiss.progress import Progress
 from fiss.runs.records import RoundRecord, ScoreRecord
 
-KINDS = ("tensorboard", "mlflow", "wandb")
+MODULES = {"tensorboard": "tensorboard.summary", "mlflow": "mlflow", "wandb": "wandb"}
+KINDS = tuple(MODULES)
+ODD = re.compile(r"[^\w\-. /]")
 Values = Mapping[str, float]
 
 
@@ -62,8 +65,8 @@ class MLflow:
         self.mlflow.start_run(run_name=folder.name)
 
     def write(self, values: Values, step: int) -> None:
-        """Metrics, by names that MLflow allows."""
-        self.mlflow.log_metrics({re.sub(r"[^\w\-. /]", "_", name): v for name, v in values.items()}, step=step)
+        """Metrics."""
+        self.mlflow.log_metrics(dict(values), step=step)
 
     def close(self) -> None:
         """End the run."""
@@ -115,16 +118,35 @@ def tracked(progress: Progress, kind: str, folder: Path) -> Iterator[Progress]:
     if not kind:
         yield progress
         return
+    require(kind)
+    with closing(WRITERS[kind](folder)) as writer:
+        yield Tracked(progress, writer)
+
+
+def require(kind: str) -> None:
+    """Refuse a tracker that is unknown or not installed."""
     if kind not in KINDS:
         raise unknown("tracker", kind, KINDS)
     try:
-        writer = WRITERS[kind](folder)
+        import_module(MODULES[kind])
     except ImportError as error:
         raise UserError(f"--track {kind}: it is not installed ({error}): pip install {kind}.") from error
-    try:
-        yield Tracked(progress, writer)
-    finally:
-        writer.close()
+
+
+def tracker(kind: str, folder: Path, name: str) -> dict[str, Any]:
+    """What a job that works in that run folder needs to make FLARE's receiver of that kind; nothing without a kind.
+    MLflow and Weights & Biases write where they would from this process, under that name."""
+    if not kind:
+        return {}
+    require(kind)
+    if kind == "tensorboard":
+        arguments = {"folder": str(folder.absolute() / "tensorboard")}
+    elif kind == "mlflow":
+        arguments = {"name": name, "uri": import_module("mlflow").get_tracking_uri()}
+    else:
+        place = Path(os.environ.get("WANDB_DIR", "")).absolute()
+        arguments = {"name": name, "folder": str(place), "mode": os.environ.get("WANDB_MODE", "online")}
+    return {"kind": kind, "arguments": arguments}
 
 
 def round_values(record: RoundRecord) -> dict[str, float]:
@@ -141,8 +163,8 @@ def round_values(record: RoundRecord) -> dict[str, float]:
 
 
 def score_values(record: ScoreRecord) -> dict[str, float]:
-    """What a score came to, by name."""
+    """What a score came to, by names that MLflow allows too."""
     means = ("miou", "old", "new", "base", "forgetting")
     found = {f"{record.view}/{key}": getattr(record, key) for key in means}
-    found |= {f"{record.view}/iou/{name}": value for name, value in record.iou.items()}
+    found |= {f"{record.view}/iou/{ODD.sub('_', name)}": value for name, value in record.iou.items()}
     return {name: float(value) for name, value in found.items() if value is not None}
