@@ -7,6 +7,7 @@ B batch, C classes, K channels of the teacher, H W pixels, N pixels in any arran
 """
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ def exact_thresholds(entropy_N: Tensor, classes_N: Tensor, proportion: float, ch
     return torch.where(counts > 0, chosen, chosen.new_full((), -1.0))
 
 
+@lru_cache(maxsize=8)
 def edges(channels: int, device: torch.device) -> Tensor:
     """Upper edges of the streamed histogram, (E,), each a float32; the last one is above the largest entropy there
     is."""
@@ -55,7 +57,7 @@ def tally(entropy_N: Tensor, classes_N: Tensor, counted_N: Tensor, channels: int
     return add_up(flat, cells + 1)[:-1].view(channels, len(edges_E))
 
 
-def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float) -> Tensor:
+def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float | Tensor) -> Tensor:
     """The upper edge of the bin in which the asked proportion of a class is reached, (K,), -1 for one without pixels.
 
     What lies below is accepted: at least what was asked for, and equal entropies together.
@@ -66,6 +68,7 @@ def streamed_thresholds(histogram_KE: Tensor, edges_E: Tensor, proportion: float
     return torch.where(total_K1 > 0, edges_E[place_K1], -1.0)[:, 0].float()
 
 
+@lru_cache(maxsize=8)
 def published_edges(device: torch.device) -> Tensor:
     """Upper edges of the published histogram: a hundred even bins on [0, 1]."""
     return torch.arange(1, 101, device=device, dtype=torch.float64) / 100

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fiss.labels import LabelSpace
@@ -92,6 +93,10 @@ class Method(ABC):
     def preview(self, step: Step) -> None:
         """See one batch before the epoch that trains on it, the student as it trains but without gradient; write into
         `step.state`."""
+
+    def begin_epoch(self, state: dict[str, Any], epoch: int, known: int, device: torch.device) -> None:
+        """Make the notes that the steps of an epoch read and add to, after its preview; `known`: the teacher's
+        channels. Tensors that stay where they are and are changed in place let all steps be alike."""
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """What of the notes goes into the log of the round, as plain values."""

@@ -59,14 +59,29 @@ class PseudoLabelled(Method, ABC):
 
     def preview(self, step: Step) -> None:
         """Collect the entropies of one batch."""
-        if step.state.get("previewed") != step.epoch:
-            step.state.update(previewed=step.epoch, seen=[])
-        step.state["seen"].append(self._seen(step, self._entropy(step), self._classes(step)))
+        step.state.setdefault("seen", []).append(self._seen(step, self._entropy(step), self._classes(step)))
+
+    def begin_epoch(self, state: dict[str, Any], epoch: int, known: int, device: torch.device) -> None:
+        """The counts so far; and the share asked for, or thresholds from what the pass before the epoch saw."""
+        counts = state.setdefault("counts", torch.zeros(2, known, dtype=torch.long, device=device))
+        state.setdefault("before", {})[epoch] = counts.clone()
+        if self.thresholds == "streamed":
+            state.setdefault("histogram", torch.zeros(known, sum(pseudo.BINS), dtype=torch.long, device=device))
+            state.setdefault("proportion", torch.zeros((), dtype=torch.double, device=device))
+            state["proportion"].fill_(self.proportion(epoch))
+        elif self.needs_preview:
+            parts, proportion = list(zip(*state.pop("seen"), strict=True)), self.proportion(epoch)
+            if self.thresholds == "exact":
+                entropy, classes = map(torch.cat, parts)
+                found = pseudo.exact_thresholds(entropy, classes, proportion, known)
+            else:
+                found = pseudo.published_thresholds(sum(parts[0]), proportion)
+            state.setdefault("thresholds", torch.empty_like(found)).copy_(found)
 
     def relabel(self, step: Step) -> tuple[Tensor, Tensor]:
         """The labels with pseudo labels in place of background, and the factor of each image, (B,)."""
         assert step.teacher is not None
-        labels, state = step.labels_BHW, step.state
+        labels = step.labels_BHW
         entropy, classes = self._entropy(step), self._classes(step)
         if self.thresholds == "constant":
             accepted = step.teacher.log_p_BCHW.amax(1).exp() > self.constant
@@ -76,9 +91,7 @@ class PseudoLabelled(Method, ABC):
         if not self.background_quantile:
             accepted = accepted | (classes == BACKGROUND)
         share = pseudo.accepted_share(labels, accepted)
-        by_epoch = state.setdefault("counts", {})
-        counts = pseudo.offered_and_accepted(labels, classes, accepted, step.teacher_channels)
-        by_epoch[step.epoch] = by_epoch.get(step.epoch, 0) + counts
+        step.state["counts"] += pseudo.offered_and_accepted(labels, classes, accepted, step.teacher_channels)
         given = pseudo.pseudo_labels(labels, classes, accepted, BACKGROUND if self.rejected == "background" else IGNORE)
         return given, share if self.share_factor else torch.ones_like(share)
 
@@ -96,7 +109,8 @@ class PseudoLabelled(Method, ABC):
 
     def report(self, state: dict[str, Any], label_space: LabelSpace) -> dict[str, Any]:
         """For each local epoch: the share asked for, and how many pixels of each class were offered and accepted."""
-        names = ("background", *label_space.names)
+        names, begun = ("background", *label_space.names), state.get("before", {})
+        ends = [*list(begun.values())[1:], state.get("counts")]
         return {
             "pseudo_labels": [
                 {
@@ -105,9 +119,8 @@ class PseudoLabelled(Method, ABC):
                     "offered": dict(zip(names, offered, strict=False)),
                     "accepted": dict(zip(names, accepted, strict=False)),
                 }
-                for epoch, (offered, accepted) in (
-                    (e, counts.tolist()) for e, counts in state.get("counts", {}).items()
-                )
+                for (epoch, before), after in zip(begun.items(), ends, strict=False)
+                for offered, accepted in ((after - before).tolist(),)
             ]
         }
 
@@ -136,31 +149,17 @@ class PseudoLabelled(Method, ABC):
         return (pseudo.tally(entropy, classes, counts, step.teacher_channels, self._edges(step)),)
 
     def _edges(self, step: Step) -> Tensor:
-        if "edges" not in step.state:
-            device = step.labels_BHW.device
-            if self.thresholds == "published":
-                step.state["edges"] = pseudo.published_edges(device)
-            else:
-                step.state["edges"] = pseudo.edges(step.label_space.channels, device)
-        edges: Tensor = step.state["edges"]
-        return edges
+        device = step.labels_BHW.device
+        if self.thresholds == "published":
+            return pseudo.published_edges(device)
+        return pseudo.edges(step.label_space.channels, device)
 
     def _thresholds(self, step: Step, entropy: Tensor, classes: Tensor) -> Tensor:
         """The threshold of each of the teacher's classes, (K,)."""
-        state, proportion = step.state, self.proportion(step.epoch)
+        state = step.state
         if self.thresholds == "streamed":
-            state["histogram"] = state.get("histogram", 0) + self._seen(step, entropy, classes)[0]
-            found = pseudo.streamed_thresholds(state["histogram"], state["edges"], proportion)
-        elif state.get("fixed") != step.epoch:  # once an epoch, from what the pass before it saw
-            parts = [
-                torch.cat(part) if self.thresholds == "exact" else sum(part)
-                for part in zip(*state["seen"], strict=True)
-            ]
-            if self.thresholds == "exact":
-                found = pseudo.exact_thresholds(parts[0], parts[1], proportion, step.teacher_channels)
-            else:
-                found = pseudo.published_thresholds(parts[0], proportion)
-            state.update(fixed=step.epoch, thresholds=found, seen=[])
+            state["histogram"] += self._seen(step, entropy, classes)[0]
+            found = pseudo.streamed_thresholds(state["histogram"], self._edges(step), state["proportion"])
         else:
             found = state["thresholds"]
         floored = found.clamp(min=self.floor)  # infinity accepts a whole class, NaN nothing of it

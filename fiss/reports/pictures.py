@@ -194,6 +194,7 @@ def pseudo_label_tiles(folder: RunFolder) -> Tiles | None:
         step = Step(labels, student(batch), teacher(batch), space, known.channels, rounds - 1, {})
         if method.needs_preview:
             method.preview(step)
+        method.begin_epoch(step.state, step.epoch, known.channels, labels.device)
         given, _ = method.relabel(step)
     side = config.augment.crop
     for row in range(min(3, len(pictures))):

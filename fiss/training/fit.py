@@ -94,6 +94,8 @@ def fit(
             with without_trace(student):
                 for batch in epoch.preview:
                     method.preview(forward(batch, number))
+        if not plan.first:
+            method.begin_epoch(state, number, known, device)
         for batch in epoch.batches:
             optimizer.param_groups[0]["lr"] = plan.rate(steps)
             step = forward(batch, number)

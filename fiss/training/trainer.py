@@ -126,7 +126,7 @@ class Trainer:
         self.student.load(weights, sizes)
 
     def fresh_optimizer(self, rate: float) -> torch.optim.SGD:
-        """A new SGD optimizer over the parameters that the student trains now."""
+        """An SGD optimizer over the parameters that the student trains now, with no momentum yet."""
         parameters = [p for p in self.student.parameters() if p.requires_grad]
         if self._optimizer is None or list(map(id, self._optimizer.param_groups[0]["params"])) != list(
             map(id, parameters)
@@ -139,7 +139,9 @@ class Trainer:
                 weight_decay=self.spec.weight_decay,
                 fused=self.device.type == "cuda",
             )
-        self._optimizer.state.clear()
+            self._optimizer.state.update({p: {"momentum_buffer": torch.zeros_like(p)} for p in parameters})
+        for kept in self._optimizer.state.values():  # 0 rather than absent: a first step is like every other
+            kept["momentum_buffer"].zero_()
         return self._optimizer
 
     def on_device(self, batch: tuple[Tensor, Tensor], table: Tensor) -> tuple[Tensor, Tensor]:

@@ -412,7 +412,9 @@ def test_own_classes_are_neither_old_nor_pseudo_labels():
     output = Output(teacher, teacher, teacher, teacher, ())
     space = LabelSpace(((), ("a", "b", "c"), ("d",)))
     step = Step(torch.zeros(1, 1, 4, dtype=torch.uint8), output, output, space, 4, 0, {}, (2,))
-    labels, _ = replace(find("plop"), thresholds="constant").relabel(step)
+    method = replace(find("plop"), thresholds="constant")
+    method.begin_epoch(step.state, 0, 4, torch.device("cpu"))
+    labels, _ = method.relabel(step)
     assert labels.flatten().tolist() == [0, 1, 0, 3]  # its own mask says that there is no 2
 
 

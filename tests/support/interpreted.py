@@ -136,6 +136,7 @@ def method():
             )
             if chosen.needs_preview:
                 chosen.preview(step)
+            chosen.begin_epoch(step.state, step.epoch, step.teacher_channels, torch.device("cpu"))
             terms = chosen.losses(step)
             gradients = torch.autograd.grad(sum(terms.values()), leaves, allow_unused=True)
             results.append((terms, gradients))

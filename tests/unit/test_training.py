@@ -358,9 +358,10 @@ def test_networks_and_optimizer_are_made_once(model):
     trainer.teach(dict(weights), SPACE.sizes)
     assert len(loaded) == 1
     first = trainer.fresh_optimizer(0.1)
-    first.state[next(model.parameters())]["momentum_buffer"] = torch.ones(1)
+    (velocity := first.state[next(model.parameters())]["momentum_buffer"]).fill_(1.0)
     assert trainer.fresh_optimizer(0.1) is first
-    assert not first.state
+    assert first.state[next(model.parameters())]["momentum_buffer"] is velocity
+    assert not any(kept["momentum_buffer"].any() for kept in first.state.values())
     model.load(grow(model.weights(), 2, "background", 0), (*SPACE.sizes, 2))
     assert trainer.fresh_optimizer(0.1) is not first
 
