@@ -114,11 +114,25 @@ def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
     """Print a table of strings, and what is to be said about it."""
     console = Console()
     table = listed(comparison.title, comparison.head, comparison.rows, 1, caption=caption)
-    for column in table.columns:
-        column.overflow = "fold"
+    widths = _whole_words([comparison.head, *comparison.rows], console.width - 3 * len(comparison.head) - 1)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.overflow, column.width = "fold", width
     console.print(table)
     for note in comparison.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _whole_words(lines: Sequence[Sequence[str]], room: int) -> list[int] | list[None]:
+    """Widths of columns in which no word is broken, where so much room is enough; else nobody says how wide."""
+    columns = list(zip(*lines, strict=True))
+    whole = [max(map(len, column)) for column in columns]
+    widths = [max((len(word) for text in column for word in text.split()), default=0) for column in columns]
+    if sum(widths) > room:
+        return [None] * len(widths)
+    for _ in range(min(room, sum(whole)) - sum(widths)):
+        narrow = min((i for i in range(len(widths)) if widths[i] < whole[i]), key=lambda i: widths[i])
+        widths[narrow] += 1
+    return widths
 
 
 def data_table(found: fiss.DataCheck) -> Table:
