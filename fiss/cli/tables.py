@@ -227,7 +227,7 @@ def closing(run: fiss.Run) -> Iterator[Table | str]:
     yield f"{escape(str(run.path))}/report.html  [dim]all of it on one page, for a browser[/]"
     yield from next_commands(
         (f"fiss predict {path} IMAGE...", "segments images with the last model"),
-        (f"fiss run {path}/config.toml --method finetune", "the same with another method (`fiss methods`)"),
+        (f"fiss run {path}/config.toml --method NAME", "the same with another method (`fiss methods`)"),
         (f"fiss compare {path} RUN...", "puts runs side by side"),
     )
 
