@@ -24,13 +24,13 @@ def picture(
 
 def compare(runs: RunPaths, view: View = "published", markdown: Markdown = False) -> None:
     """Runs side by side: mean and deviation over seeds."""
-    from fiss.cli.tables import CAPTION, show_comparison
+    from fiss.cli.tables import show_comparison
 
     compared = fiss.compare(runs, view)
     if markdown:
         print(compared.markdown())
     else:
-        show_comparison(compared, CAPTION)
+        show_comparison(compared, "percent; mIoU and old count the background; new and forgetting do not")
 
 
 def monitors(

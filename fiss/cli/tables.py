@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fiss.deployment.supervisor import FederationStatus
     from fiss.runs.records import ScoreRecord
 
-CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
+CAPTION = "percent; miou, old and first classes count the background; new and forgetting do not"
 
 
 def listed(title: str, head: Iterable[str], rows: Iterable[Sequence[str]], right: int = 99, **more: Any) -> Table:
@@ -44,7 +44,8 @@ def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
         table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
-        row(key.replace("_", ", "), [getattr(r, key) for r in records], "bold" if key == "miou" else "")
+        name = "first classes" if key == "base" else key.replace("_", ", ")  # --base is a run
+        row(name, [getattr(r, key) for r in records], "bold" if key == "miou" else "")
     if any(record.transitions for record in records):
         seen = [record.transitions or Seen() for record in records]
         for key in ("true", "seen", "missed", "false"):
