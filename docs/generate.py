@@ -33,7 +33,7 @@ API = {
     "Data": ["check_data", "import_data", "DataCheck", "Imported"],
     "Results": ["compare", "evaluate", "report", "picture", "Comparison", "Document"],
     "Models": ["Predictor", "Prediction", "export", "Export", "extend", "forget", "verify", "Extended", "Forgotten"],
-    "Methods": ["Method", "Step", "Analytic", "Finetune", "LwF", "ILT", "MiB", "PLOP", "RCIL", "FBL"],
+    "Methods": ["Method", "Step", "Output", "Analytic", "Finetune", "LwF", "ILT", "MiB", "PLOP", "RCIL", "FBL"],
 }
 """Every public name, by what it is for; `others` takes what is new."""
 
@@ -160,7 +160,10 @@ def files_page() -> str:
                 ("`scores.jsonl`", "a [ScoreRecord](#scorerecord) a line"),
                 ("`splits.json`", "[Splits](#splits): who was selected, who held which images"),
                 ("`state.json`", "where the run stands, every client's memory, digests of all models"),
-                ("`origin.json`", "program, machine and time, for each time it was begun or gone on with"),
+                (
+                    "`origin.json`",
+                    "program, machine, time and your method's file, for each time it was begun or gone on with",
+                ),
                 ("`changes.jsonl`", "in a real federation: what was changed in the config since, and when"),
                 ("`sites.json`", "in a real federation: the sites' names by number"),
                 ("`weights/task-T.safetensors`", "the model after task T"),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fiss.methods.mib import MiB
     from fiss.methods.plop import PLOP
     from fiss.methods.rcil import RCIL
+    from fiss.models.output import Output
     from fiss.predict.export import Export
     from fiss.predict.predictor import Prediction, Predictor
     from fiss.reports.checks import check_data, evaluate, import_data
@@ -68,6 +69,7 @@ _HOMES = {
     "methods.mib": "MiB",
     "methods.plop": "PLOP",
     "methods.rcil": "RCIL",
+    "models.output": "Output",
     "predict.export": "Export",
     "predict.predictor": "Prediction Predictor",
     "reports.comparison": "Comparison compare",
@@ -83,8 +85,8 @@ _HOMES = {
 
 __all__ = [
     "FBL", "ILT", "PLOP", "RCIL", "Analytic", "Comparison", "Config", "DataCheck", "Document", "Export", "Extended",
-    "Finetune", "Forgotten", "Imported", "LwF", "Method", "MiB", "Prediction", "Predictor", "Progress", "Proposal",
-    "Run", "Step", "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget",
+    "Finetune", "Forgotten", "Imported", "LwF", "Method", "MiB", "Output", "Prediction", "Predictor", "Progress",
+    "Proposal", "Run", "Step", "Sweep", "UserError", "check_data", "compare", "evaluate", "export", "extend", "forget",
     "import_data", "list_methods", "list_presets", "open_run", "picture", "preset", "propose", "report", "resume",
     "run", "sweep", "verify",
 ]  # fmt: skip

@@ -24,13 +24,13 @@ def picture(
 
 def compare(runs: RunPaths, view: View = "published", markdown: Markdown = False) -> None:
     """Runs side by side: mean and deviation over seeds."""
-    from fiss.cli.tables import CAPTION, show_comparison
+    from fiss.cli.tables import show_comparison
 
     compared = fiss.compare(runs, view)
     if markdown:
         print(compared.markdown())
     else:
-        show_comparison(compared, CAPTION)
+        show_comparison(compared, "percent; mIoU and old count the background; new and forgetting do not")
 
 
 def monitors(
@@ -59,11 +59,12 @@ def monitors(
 
 def report(
     runs: RunPaths,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page; one that is there is replaced.")] = Path("report.html"),
 ) -> None:
     """One HTML page about runs: who won, who forgot what, curves, classes, pictures."""
+    replaced = ", in place of the page that was there" if out.is_file() else ""
     written = fiss.report(runs, out, progress=True).path
-    _written(written, f"{written.stat().st_size / 1e6:.1f} MB, opens in any browser")
+    _written(written, f"{written.stat().st_size / 1e6:.1f} MB{replaced}, opens in any browser")
 
 
 def table(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fiss.deployment.supervisor import FederationStatus
     from fiss.runs.records import ScoreRecord
 
-CAPTION = "percent; miou, old and base count the background; new and forgetting do not"
+CAPTION = "percent; miou, old and first classes count the background; new and forgetting do not"
 
 
 def listed(title: str, head: Iterable[str], rows: Iterable[Sequence[str]], right: int = 99, **more: Any) -> Table:
@@ -44,7 +44,8 @@ def score_table(records: Sequence[ScoreRecord], title: str) -> Table:
         table.add_row(escape(name), *("-" if v is None else f"{v:.1f}" for v in values), style=style)
 
     for key in ("miou", "miou_foreground", "old", "new", "base", "forgetting"):
-        row(key.replace("_", ", "), [getattr(r, key) for r in records], "bold" if key == "miou" else "")
+        name = "first classes" if key == "base" else key.replace("_", ", ")  # --base is a run
+        row(name, [getattr(r, key) for r in records], "bold" if key == "miou" else "")
     if any(record.transitions for record in records):
         seen = [record.transitions or Seen() for record in records]
         for key in ("true", "seen", "missed", "false"):
@@ -114,11 +115,25 @@ def show_comparison(comparison: fiss.Comparison, caption: str) -> None:
     """Print a table of strings, and what is to be said about it."""
     console = Console()
     table = listed(comparison.title, comparison.head, comparison.rows, 1, caption=caption)
-    for column in table.columns:
-        column.overflow = "fold"
+    widths = _whole_words([comparison.head, *comparison.rows], console.width - 3 * len(comparison.head) - 1)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.overflow, column.width = "fold", width
     console.print(table)
     for note in comparison.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _whole_words(lines: Sequence[Sequence[str]], room: int) -> list[int] | list[None]:
+    """Widths of columns in which no word is broken, where so much room is enough; else nobody says how wide."""
+    columns = list(zip(*lines, strict=True))
+    whole = [max(map(len, column)) for column in columns]
+    widths = [max((len(word) for text in column for word in text.split()), default=0) for column in columns]
+    if sum(widths) > room:
+        return [None] * len(widths)
+    for _ in range(min(room, sum(whole)) - sum(widths)):
+        narrow = min((i for i in range(len(widths)) if widths[i] < whole[i]), key=lambda i: widths[i])
+        widths[narrow] += 1
+    return widths
 
 
 def data_table(found: fiss.DataCheck) -> Table:
@@ -213,7 +228,7 @@ def closing(run: fiss.Run) -> Iterator[Table | str]:
     yield f"{escape(str(run.path))}/report.html  [dim]all of it on one page, for a browser[/]"
     yield from next_commands(
         (f"fiss predict {path} IMAGE...", "segments images with the last model"),
-        (f"fiss run {path}/config.toml --method finetune", "the same with another method (`fiss methods`)"),
+        (f"fiss run {path}/config.toml --method NAME", "the same with another method (`fiss methods`)"),
         (f"fiss compare {path} RUN...", "puts runs side by side"),
     )
 

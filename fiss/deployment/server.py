@@ -21,7 +21,7 @@ from fiss.progress import Progress
 from fiss.rng import stream
 from fiss.runs.changes import CHANGES, change
 from fiss.runs.folder import RunFolder, State, write_atomically
-from fiss.runs.provenance import origin
+from fiss.runs.provenance import method_changed, origin
 from fiss.runs.records import ProbeRecord, RoundRecord, ScoreRecord
 from fiss.runs.scoring import Validation, groups, score_of_sites
 from fiss.statistics.head import head_of
@@ -91,7 +91,10 @@ def run_rounds(folder: RunFolder, engine: SiteEngine, names: Mapping[int, str], 
         state = folder.restore()
         server = state.server if state else initial_server(config)
         start = state.next_round if state else 0
-        folder.add_origin(origin(torch.device("cpu")))
+        here = origin(torch.device("cpu"), config.method)
+        if changed := method_changed(folder.origins(), here):
+            progress.notice(changed)
+        folder.add_origin(here)
         began, before = monotonic(), server.label_space
         spec, observed = config.federation, Observed(engine, folder, names)
         evaluator = ServerEvaluator(config, progress) if config.data.root else None

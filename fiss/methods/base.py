@@ -7,7 +7,7 @@ named loss terms; the training loop adds them up and owns backward, precision an
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -32,9 +32,11 @@ class Step:
     labels_BHW: Tensor
     """Channels of the client's present classes, background, or ignored."""
     student: Output
+    """What the network that is trained gives for the batch; gradients flow through it."""
     teacher: Output | None
     """The global model from before the client's transition; None in the first group or where the method needs none."""
     label_space: LabelSpace
+    """All classes so far, by the group in which they came: `names`, `channels`, `group_channels(number)`."""
     teacher_channels: int
     """Channels the teacher has: the old classes and background; 0 without teacher."""
     epoch: int
@@ -44,6 +46,10 @@ class Step:
     labelled_old: tuple[int, ...] = ()
     """Channels of the teacher that the client has labels for: classes that other clients taught the model before; none
     where tasks are told."""
+    student_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """The student's parameters by name, themselves and no copies: what is computed of them has gradients."""
+    teacher_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """The teacher's, without gradient; empty without teacher. Below `classifier.` the student has more: it grows."""
 
 
 @dataclass(frozen=True)

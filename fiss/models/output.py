@@ -19,7 +19,11 @@ from fiss.ops.scatter import class_sums, has_kernels
 
 @dataclass(frozen=True)
 class Output:
-    """Everything one forward pass offers."""
+    """Everything one forward pass offers; a method finds one of the student and one of the teacher in its step.
+
+    Example:
+        >>> step.teacher.log_p_BCHW.exp()[:, 1:]
+    """
 
     logits_BCHW: Tensor
     """At the input's resolution."""

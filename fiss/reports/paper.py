@@ -2,12 +2,13 @@
 
 Published numbers are data (published.json): what the paper prints and what the authors' logs say, with every known
 disagreement. A cell is "ours / published"; ours is the mean over seeds. What has not been run is shown as missing.
+Methods that the paper does not have, ours and those of users, stand beside them with nothing published.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +20,7 @@ from fiss.config.identity import SAME_ROW, differences
 from fiss.config.presets import PRESETS, exact_label
 from fiss.data import ade20k, voc
 from fiss.errors import UserError, unknown
+from fiss.methods.base import Method
 from fiss.reports.comparison import Comparison, cell
 from fiss.runs.folder import RunFolder
 from fiss.runs.records import ScoreRecord
@@ -41,7 +43,7 @@ def tables(preset: str, paths: Iterable[Path], view: str) -> list[Comparison]:
     if name not in known:
         raise unknown("preset with published tables", preset, [*known, *(f"{key}-small" for key in known)])
     record = published()[name]
-    runs, notes = _runs(preset, paths, view)
+    runs, users, notes = _runs(preset, paths, view)
     makers: dict[str, Callable[[Mapping[str, Any], Runs], Comparison]] = {
         "final": _groups if name.startswith("ade") else _classes,
         "task_wise_miou": _tasks,
@@ -50,23 +52,23 @@ def tables(preset: str, paths: Iterable[Path], view: str) -> list[Comparison]:
     }
     own = [m for m in runs if m in methods.METHODS and methods.find(m).collection is not None]
     runs = {(f"{m} (ours)" if m in own else m): scores for m, scores in runs.items()}
+    more = [*(f"{m} (ours)" for m in own), *users]
     made = [
-        makers[kind](table if kind.startswith("ablation") else _with_ours(table, runs), runs)
+        makers[kind](table if kind.startswith("ablation") else _with_more(table, more), runs)
         for kind, table in record["paper"].items()
     ]
     if record["logs"]:
         wise = {method: log["task_wise_miou"] for method, log in record["logs"].items()}
         table = {"table": "The authors' logs: mIoU after each task", "methods": wise}
-        made.append(_tasks(_with_ours(table, runs), runs))
+        made.append(_tasks(_with_more(table, more), runs))
     notes += [f"published: {note}" for note in record["notes"]]
     return [replace(made[0], notes=tuple(notes)), *made[1:]]
 
 
-def _with_ours(table: Mapping[str, Any], runs: Runs) -> dict[str, Any]:
-    """The table with the methods that the paper does not have, nothing published beside them."""
+def _with_more(table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The table with methods that the paper does not have, nothing published beside them."""
     blank = _without_numbers(next(iter(table["methods"].values())))
-    ours = {name: blank for name in runs if name.endswith("(ours)")}
-    return {**table, "methods": {**table["methods"], **ours}}
+    return {**table, "methods": {**table["methods"], **dict.fromkeys(names, blank)}}
 
 
 def _without_numbers(row: Any) -> Any:
@@ -75,9 +77,21 @@ def _without_numbers(row: Any) -> Any:
     return [_without_numbers(value) for value in row] if isinstance(row, list) else None
 
 
-def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str]]:
-    """The runs by method, and what is to be said about them."""
+def _users(method: Method) -> str | None:
+    """What to call a method of a user's own: its name, and the fields that differ from their defaults. None for a
+    method of the package."""
+    if ":" not in (where := methods.name_of(method)):
+        return None
+    plain = type(method)()
+    changed = [f.name for f in fields(method) if getattr(method, f.name) != getattr(plain, f.name)]
+    name = where if method.name in methods.METHODS else method.name
+    return ", ".join([name, *(f"{key} {getattr(method, key)}" for key in changed)])
+
+
+def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str], list[str]]:
+    """The runs by method, which of these are users' own, and what is to be said about them."""
     wanted, runs, notes = PRESETS[preset](), defaultdict(list), []
+    users: dict[str, type[Method]] = {}
     seeds: set[tuple[str, int]] = set()
     for path in paths:
         try:
@@ -87,7 +101,8 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
         except UserError as error:
             notes.append(f"left out: {error}")
             continue
-        label = exact_label(config)
+        own, kind = _users(config.method), type(config.method)
+        label = exact_label(config) or own
         odd = differences(wanted, config, ignoring=(*SAME_ROW, "method", "name", "joint", "evaluation.views"))
         if odd:
             other = config.name != preset and config.name.removesuffix("-small") in published()
@@ -101,10 +116,12 @@ def _runs(preset: str, paths: Iterable[Path], view: str) -> tuple[Runs, list[str
             notes.append(f"left out: {path}, another run of {label} with seed {config.seed}.")
         elif not ends:
             notes.append(f"left out: {path} was not scored in view {view}.")
+        elif label == own and users.setdefault(label, kind) is not kind:
+            notes.append(f"left out: {path}, its method is called {label} as another one is.")
         else:
             seeds.add((label, config.seed))
             runs[label].append(ends)
-    return dict(runs), notes
+    return dict(runs), list(users), notes
 
 
 def _made(table: Mapping[str, Any], what: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Comparison:

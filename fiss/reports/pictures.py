@@ -191,7 +191,8 @@ def pseudo_label_tiles(folder: RunFolder) -> Tiles | None:
         images, labels = pad(pictures.to(scenario.device), table[masks.to(scenario.device).int()], student.divisor)
         batch = normalise(images)
         rounds = config.world.rounds * config.training.epochs_in(task == 0)
-        step = Step(labels, student(batch), teacher(batch), space, known.channels, rounds - 1, {})
+        weights, taught = (dict(network.named_parameters()) for network in (student, teacher))
+        step = Step(labels, student(batch), teacher(batch), space, known.channels, rounds - 1, {}, (), weights, taught)
         if method.needs_preview:
             method.preview(step)
         method.begin_epoch(step.state, step.epoch, known.channels, labels.device)

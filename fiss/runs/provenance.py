@@ -1,9 +1,12 @@
 """Where a run's numbers come from: which program, on which machine, when. One record each time a run is begun or gone
 on with."""
 
+import hashlib
+import inspect
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,11 +14,14 @@ from typing import Any
 
 import torch
 
+from fiss.methods import name_of
+from fiss.methods.base import Method
+
 SOURCE = Path(__file__).parents[2]
 
 
-def origin(device: torch.device) -> dict[str, Any]:
-    """The record of this process."""
+def origin(device: torch.device, method: Method) -> dict[str, Any]:
+    """The record of this process; a method of a user's own is in no commit of ours, so its file is told too."""
     on_gpu = device.type == "cuda"
     return {
         "fiss": fiss_version(),
@@ -25,7 +31,30 @@ def origin(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        **_file_of(method),
     }
+
+
+def _file_of(method: Method) -> dict[str, str]:
+    """The name of a user's own method and the digest of the file that it stands in, where it stands in one."""
+    if ":" not in (name := name_of(method)):
+        return {}
+    try:
+        source = inspect.getsourcefile(type(method))
+        return {"method": name, "method_sha256": hashlib.sha256(Path(source or "").read_bytes()).hexdigest()}
+    except (OSError, TypeError):  # of a notebook's cell
+        return {"method": name}
+
+
+def method_changed(before: Iterable[Mapping[str, Any]], now: Mapping[str, Any]) -> str | None:
+    """What is to be said if the file of a user's own method is not the one that the last process worked with."""
+    digests = [record["method_sha256"] for record in before if "method_sha256" in record]
+    if not digests or "method_sha256" not in now or digests[-1] == now["method_sha256"]:
+        return None
+    return (
+        f"The file of {now['method']} was changed since this run was last worked on: earlier rounds are those of the "
+        "file as it was. origin.json has both digests; for numbers that belong together start a new run."
+    )
 
 
 def fiss_version() -> str:

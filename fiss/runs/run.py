@@ -91,7 +91,8 @@ class Run:
         rows = [(str(end.task), end.view, *("-" if v is None else f"{v:.1f}" for v in means)) for end, means in found]
         state = "finished" if self.finished else "not finished"
         title = f"<p><b>{html.escape(str(self.path))}</b>, {state}; percent</p>"
-        return title + html_table(("task", "view", *keys), rows)
+        heads = ("first classes" if key == "base" else key for key in keys)
+        return title + html_table(("task", "view", *heads), rows)
 
 
 Where = Run | Path | str

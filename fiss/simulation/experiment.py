@@ -17,7 +17,7 @@ from fiss.monitors import accuracy
 from fiss.progress import Progress
 from fiss.runs.extension import is_extended
 from fiss.runs.folder import RunFolder, State
-from fiss.runs.provenance import origin
+from fiss.runs.provenance import method_changed, origin
 from fiss.runs.records import ProbeRecord, RoundRecord, probed
 from fiss.runs.run import load_checked
 from fiss.simulation.advice import warnings
@@ -104,7 +104,11 @@ def _go_on(
     next_round = state.next_round if state else 0
     if not student.taps:
         progress.notice(f"{config.model.encoder}: the stages that distillation sees are taken {student.stages_are}.")
-    folder.add_origin(origin(scenario.device) | ({"notices": list(notices)} if notices else {}))
+    here = origin(scenario.device, config.method)
+    if changed := method_changed(folder.origins(), here):
+        progress.notice(changed)
+        notices = (*notices, changed)
+    folder.add_origin(here | ({"notices": list(notices)} if notices else {}))
     engine = connect(scenario, student, memories, next_round, progress)
     progress.begin(len(scenario.plan.round_plans), scenario.steps(), scenario.steps() - scenario.steps(next_round))
     began = monotonic()

@@ -77,6 +77,8 @@ def fit(
     state: dict[str, Any] = {}
     set_training(student, method, groups, spec)
     optimizer = trainer.fresh_optimizer(plan.rate(0))
+    weights = dict(student.named_parameters())
+    taught = {name: p.detach() for name, p in teacher.named_parameters()} if teacher is not None else {}
 
     def forward(batch: tuple[Tensor, Tensor], epoch: int) -> Step:
         images, labels = trainer.on_device(batch, table)
@@ -84,7 +86,7 @@ def fit(
             with torch.no_grad():  # not inference mode: losses may save what the teacher says for backward
                 target = teacher(images) if teacher is not None else None
             output = student(images)
-        return Step(labels, output, target, plan.label_space, known, epoch, state, labelled_old)
+        return Step(labels, output, target, plan.label_space, known, epoch, state, labelled_old, weights, taught)
 
     objective = method.first_losses if plan.first else method.losses
     totals: dict[str, Tensor] = {}

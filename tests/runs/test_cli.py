@@ -48,6 +48,8 @@ def test_run_resume_eval(tiny, tmp_path, capsys, monkeypatch):
         assert (path / name).exists()
     assert f"runs/{path.name}/report.html" in out
     assert f"fiss predict runs/{path.name} IMAGE..." in out
+    assert f"fiss run runs/{path.name}/config.toml --method NAME" in out
+    assert "first classes" in out
     fiss("run", "tiny.toml", "--seed", 3, "--base", path)
     assert (tmp_path / "runs" / "tiny-finetune-seed3-2" / "state.json").exists()
     fiss("run", "tiny.toml", "--joint")
@@ -61,6 +63,10 @@ def test_run_resume_eval(tiny, tmp_path, capsys, monkeypatch):
     assert [line["task"] for line in lines] == [0, 1]
     fiss("eval", path)
     assert "published" in capsys.readouterr().out
+    monkeypatch.setattr("fiss.reports.report.write", lambda runs, out, progress: out.write_text("a page"))
+    for replaced in (False, True):
+        fiss("report", path)
+        assert ("in place of the page that was there" in capsys.readouterr().out) == replaced
 
 
 def test_an_external_method(tiny, tmp_path, monkeypatch):

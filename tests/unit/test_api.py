@@ -36,6 +36,7 @@ NAMES = [
     "LwF",
     "Method",
     "MiB",
+    "Output",
     "Prediction",
     "Predictor",
     "Progress",

@@ -1,10 +1,14 @@
 """Which program on which machine a run's numbers come from."""
 
+import hashlib
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fiss import methods
+from fiss.methods.finetune import Finetune
 from fiss.progress import Progress
 from fiss.reports.report import write
 from fiss.runs import provenance
@@ -62,6 +66,48 @@ def test_every_start_is_recorded(tiny, tmp_path, monkeypatch):
     assert "<td>second</td>" in (tmp_path / "report.html").read_text()
     experiment.resume(tmp_path / "r", Progress())  # finished: nobody works in it
     assert len(folder.origins()) == 2
+
+
+OWN = """
+from fiss.methods.finetune import Finetune
+
+
+class Mine(Finetune):
+    name = "mine"
+"""
+
+
+def test_the_file_of_a_users_method_is_recorded_and_a_change_is_said(tiny, tmp_path, monkeypatch):
+    """A notice and no refusal; the same file again says nothing, nor does a method of the package."""
+
+    class Stop(Progress):
+        said: list[str] = []  # noqa: RUF012
+
+        def notice(self, text):
+            self.said.append(text)
+
+        def step(self, images, losses):
+            raise KeyboardInterrupt
+
+    path = tmp_path / "mine_alone.py"
+    path.write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = replace(tiny, method=methods.find("mine_alone:Mine"))
+    with pytest.raises(KeyboardInterrupt):
+        experiment.start(config, tmp_path / "r", Stop())
+    first = hashlib.sha256(OWN.encode()).hexdigest()
+    for text, changed in ((OWN, 0), (OWN + "# better\n", 1)):
+        path.write_text(text)
+        with pytest.raises(KeyboardInterrupt):
+            experiment.resume(tmp_path / "r", Stop())
+        assert sum("mine_alone:Mine was changed" in said for said in Stop.said) == changed
+    records = RunFolder(tmp_path / "r").origins()
+    assert [r["method_sha256"] for r in records[:2]] == [first, first]
+    assert records[2]["method_sha256"] == hashlib.sha256((OWN + "# better\n").encode()).hexdigest()
+    assert "was changed" in records[2]["notices"][-1]
+    assert "method" not in provenance.origin(torch.device("cpu"), methods.find("fbl"))
+    nowhere = type("Cell", (Finetune,), {"name": "cell", "__module__": "no_such_module"})()
+    assert provenance.origin(torch.device("cpu"), nowhere)["method"] == "no_such_module:Cell"  # of a notebook: no file
 
 
 def test_older_runs_and_damaged_records(tmp_path):

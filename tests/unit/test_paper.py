@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fiss import methods
-from fiss.cli import app
+from fiss.cli import app, tables
 from fiss.config import presets
 from fiss.config.config import to_toml
 from fiss.data import voc
@@ -85,7 +85,7 @@ def test_published_numbers_of_ade20k_agree_with_themselves():
 
 def fake_run(folder, preset, method, seed, miou, changed=False, **changes):
     """A run folder of that preset as if it had been played to the end."""
-    chosen = methods.find(method)
+    chosen = methods.find(method) if isinstance(method, str) else method
     if changed:
         chosen = replace(chosen, relation_weight=7.0)
     config = replace(presets.preset(preset), method=chosen, seed=seed, **changes)
@@ -148,6 +148,51 @@ def test_measured_beside_published(tmp_path):
     parsed = list(csv.reader(io.StringIO(classes.csv())))
     assert parsed[1] == list(classes.head)
     assert parsed[2 + 21] == list(row["mIoU"])
+
+
+def test_a_method_of_a_users_own_stands_beside_the_published_ones(tmp_path, monkeypatch):
+    """By its name, with nothing published; one with other fields is a row of its own, and nobody is taken for a
+    published method whose name it has."""
+    source = "from fiss.methods.finetune import Finetune\nfrom dataclasses import dataclass\n"
+    for kind, name in (("Anchored", "anchored"), ("Other", "anchored"), ("Better", "fbl")):
+        source += f"@dataclass(frozen=True)\nclass {kind}(Finetune):\n    name = '{name}'\n    strength: float = 1.0\n"
+    (tmp_path / "anchored.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own, other, better = (methods.find(f"anchored:{kind}") for kind in ("Anchored", "Other", "Better"))
+    runs = [
+        fake_run(tmp_path / "a", "voc-15-1", "fbl", 1, 50.0),
+        fake_run(tmp_path / "b", "voc-15-1", "anchored:Anchored", 1, 41.0),
+        fake_run(tmp_path / "c", "voc-15-1", "anchored:Anchored", 2, 43.0),
+        fake_run(tmp_path / "d", "voc-15-1", replace(own, strength=5.0), 1, 20.0),
+        fake_run(tmp_path / "e", "voc-15-1", other, 3, 99.0),
+        fake_run(tmp_path / "f", "voc-15-1", better, 2, 60.0),
+    ]
+    found = paper.tables("voc-15-1", runs, "published")
+    classes, by_task = found[0], found[-1]
+    column = {name: i for i, name in enumerate(classes.head)}
+    row = {cells[0]: cells for cells in classes.rows}
+    assert list(column)[-3:] == ["anchored", "anchored, strength 5.0", "anchored:Better"]
+    assert row["mIoU"][column["fbl"]] == "50.0 / 56.6"
+    assert row["cow"][column["anchored"]] == "43.0 ± 1.4 / -"
+    assert row["Imp."][column["anchored"]] == "8.0 / -"
+    assert row["mIoU"][column["anchored, strength 5.0"]] == "20.0 / -"
+    assert row["mIoU"][column["anchored:Better"]] == "60.0 / -"
+    assert {cells[0]: cells for cells in by_task.rows}["anchored"][-1] == "42.0 ± 1.4 / -"
+    assert f"left out: {runs[4]}, its method is called anchored as another one is." in classes.notes
+
+
+def test_words_are_whole_where_there_is_room(tmp_path, monkeypatch):
+    """At 80 columns the table of eight methods has headings and classes in one piece."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = CliRunner().invoke(app, ["table", "voc-15-1"], catch_exceptions=False, env={"COLUMNS": "80"})
+    assert all(len(line) <= 80 for line in result.output.splitlines() if line[:1] in "┏┃│├")
+    for word in ("finetune", "diningtable", "pottedplant", "background"):
+        assert word in result.output
+    lines = [("", "finetune", "fbl"), ("diningtable", "50.0 / 56.6", "-")]
+    assert tables._whole_words(lines, 100) == [11, 11, 3]
+    assert tables._whole_words(lines, 23) == [11, 9, 3]
+    assert tables._whole_words(lines, 22) == [11, 8, 3]
+    assert tables._whole_words(lines, 21) == [None] * 3
 
 
 def test_the_table_command(tmp_path, capsys):

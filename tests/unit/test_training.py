@@ -275,6 +275,50 @@ def test_the_teacher_is_the_model_from_before_the_task(model):
     assert model.classifier.sizes == (4, 2)
 
 
+@dataclass(frozen=True)
+class Anchored(Method):
+    """Cross-entropy, and the squared distance from the teacher's weights below the classifier."""
+
+    name: ClassVar[str] = "anchored"
+    needs_teacher: ClassVar[bool] = True
+    strength: float = 3.0
+
+    def losses(self, step):
+        pairs = [
+            (step.student_weights[n], t) for n, t in step.teacher_weights.items() if not n.startswith("classifier.")
+        ]
+        return {"anchor": self.strength * torch.stack([(s - t).square().sum() for s, t in pairs]).sum()}
+
+
+def test_a_method_may_pull_weights_to_the_teachers(model):
+    """By hand: one tensor is 0.5 away, so the term is 3 * 0.25 for each of its numbers, and its gradient 3 * 2 * 0.5;
+    a step at rate 0.1 without momentum takes 0.3 off. What does not enter the term stays."""
+    name, seen = "encoder.conv1.weight", []
+
+    @dataclass(frozen=True)
+    class Watched(Anchored):
+        def losses(self, step):
+            terms = super().losses(step)
+            if not seen:
+                (gradient,) = torch.autograd.grad(terms["anchor"], step.student_weights[name], retain_graph=True)
+                seen.append((float(terms["anchor"].detach()), gradient))
+            assert all(step.student_weights[n] is p for n, p in model.named_parameters())  # live, and by its name
+            assert not any(t.requires_grad for t in step.teacher_weights.values())
+            return terms
+
+    snapshot = Snapshot("task-0", SPACE, {k: v.clone() for k, v in model.weights().items()})
+    sent = grow(snapshot.weights, 2, "background", 0)
+    sent[name] = sent[name] + 0.5
+    told = Order(0, 5, SPACE.grow(shapes.CLASSES[3:5]), sent, snapshot, Announcement(1, 5, 1))
+    spec = training(momentum=0.0, weight_decay=0.0, later_rate=0.1, batch_statistics="kept_out")
+    reply, _ = tell(told, range(8), model, Watched(), teacher=build(TINY_NETWORK, SPACE.sizes, 9), spec=spec)
+    ((term, gradient),) = seen
+    assert term == pytest.approx(3 * 0.25 * sent[name].numel(), rel=1e-4)
+    assert torch.allclose(gradient, torch.full_like(gradient, 3.0), rtol=1e-4)
+    assert torch.allclose(reply.weights[name], sent[name] - 0.3, atol=1e-5)
+    assert all(torch.equal(reply.weights[k], t) for k, t in sent.items() if k != name and "num_batches" not in k)
+
+
 def test_evaluation_counts_every_pixel_once(model):
     table = np.zeros(256, np.uint8)
     table[1], table[255] = 1, 255
