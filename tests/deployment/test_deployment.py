@@ -119,7 +119,7 @@ def test_the_server_may_have_images_of_its_own(tmp_path):
     assert "mIoU after round 2" in list(table.columns[0].cells)
     (tmp_path / "own" / "val.txt").write_text("scan002\nscan003\n")  # the first shows no class, and does not count
     judge, server, said = ServerEvaluator(settings, Progress()), run.restore().server, []
-    assert [replace(score, ends_task=True) for score in judge(server, 1, ())] == [scores[-1]]
+    assert [replace(score, ends_task=True) for score in judge(server, 2, ())] == [scores[-1]]
     judge.progress = SimpleNamespace(notice=said.append)
     for names in (("hidden",), ("hidden",), ("hidden", "too")):
         assert not judge(replace(server, label_space=LabelSpace(((*names, *server.label_space.names),))), 1, ())
@@ -235,7 +235,7 @@ def test_a_backup_goes_on_with_a_site_that_is_further(tmp_path):
     for backup, one in zip(backups, (client, newcomer), strict=True):
         run_rounds(RunFolder(backup), Local({0: one}), {0: "a"}, 3, Progress())
     restored, same = (RunFolder(backup) for backup in backups)
-    assert [record.round for record in restored.rounds()] == [0, 1, 2]
+    assert [record.round for record in restored.rounds()] == [1, 2, 3]
     assert restored.rounds()[-1].class_names == run.rounds()[-1].class_names
     assert all(torch.equal(final(same).weights[name], tensor) for name, tensor in final(restored).weights.items())
     (text,) = {one for one in said if "further" in one}

@@ -176,7 +176,7 @@ def test_news_come_as_events(tmp_path):
 
     first, second, third = asyncio.run(hear())
     assert (len(first["run"]["rounds"]), first["runs"][0]["name"]) == (2, "fed")
-    assert [one["r"] for one in second["run"]["rounds"]] == [2]
+    assert [one["r"] for one in second["run"]["rounds"]] == [3]
     assert "anew" not in second["run"]
     assert third["gone"] == [run.id]
 
