@@ -9,9 +9,9 @@ sums, and so the same classifier, which a test compares. WEIGHTS has resnet50_im
 dinov2_vits14_reg.safetensors.
 
 --choose: instead of the runs, every variant of VARIANTS on training images alone: sums over 1,500 of them, scores of
-500 others, all classes in one task and in the tasks of 4-4 and 8-2. The validation images are not touched.
-Otherwise writes OUT/voc-frozen.json, a record as `collect.py` makes them: the chosen features, all three settings, and
-the same features with all labels at once. Give the command again to go on where it stopped.
+500 others, all classes in one task, and in the tasks of 4-4. The validation images are not touched.
+Otherwise the chosen features in all three settings, and with all labels at once. Both write OUT/voc-frozen.json, a
+record as `collect.py` makes them. Give the command again to go on where it stopped.
 """
 
 import argparse
@@ -39,11 +39,12 @@ from fiss.data.index import Presence
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.data.transforms import ScoredImages, normalise, stack
 from fiss.labels import LabelSpace, TaskStream
+from fiss.methods.analytic import Analytic
 from fiss.metrics import confusion, from_background, iou, mean
 from fiss.models.segmenter import enlarge
 from fiss.progress import Progress
 from fiss.rng import address
-from fiss.runs.provenance import commit
+from fiss.runs.provenance import commit, origin
 from fiss.simulation.scenario import Scenario, open_scenario
 from fiss.statistics.collection import Collection
 from fiss.statistics.features import FeatureSpec, FixedLayers, draw_layers, feature_map, named_maps
@@ -281,7 +282,7 @@ def as_run(
     }
 
 
-SETTINGS = ("15-1", "4-4", "8-2")
+SETTINGS, CHOICE = ("15-1", "4-4", "8-2"), "choice.jsonl"
 LAST = {"maps": ("stage3", "stage4")}
 VARIANTS: dict[str, list[tuple[dict[str, object], str]]] = {
     "vit-s": [
@@ -296,14 +297,12 @@ VARIANTS: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"maps": ("stage4",), "projection": 1024}, ""),
         ({**LAST, "projection": 1024}, ""),
         ({"maps": ("stage2", *LAST["maps"]), "projection": 1024}, ""),
-        ({**LAST, "projection": 1024}, "image"),
-        ({**LAST, "projection": 1024}, "around"),
     ],
 }
 """By network: fields of the method, and what is put beside the features."""
 CHOSEN: dict[str, dict[str, object]] = {
     "vit-s": {"maps": ("stages",)},
-    "resnet50": {"maps": ("stage2", *LAST["maps"]), "projection": 1024},
+    "resnet50": {"maps": ("stage4",), "projection": 1024},
 }
 """By the rule of the default: the smallest within a point of the best that the library offers."""
 
@@ -324,6 +323,7 @@ def main() -> None:
             compare(given, trunk)
         else:
             play(given, trunk)
+    write(given.out, "python docs/results/frozen.py VOCDEVKIT WEIGHTS OUT")
 
 
 def maps_of(given: argparse.Namespace, trunk: str, part: str, scenario: Scenario) -> Maps:
@@ -349,21 +349,21 @@ def compare(given: argparse.Namespace, trunk: str) -> None:
         maps, classes = maps_of(given, trunk, "train", scenario), scenario.dataset.classes
         held, seen = maps.order[: given.scored], maps.order[given.scored : given.scored + given.counted]
         features, collection = Features(maps, scenario.config, beside), scenario.config.method.collection
-        for split in ("all", "4-4", "8-2"):
+        for split in ("all", "4-4"):
             stream, began = TaskStream.parse(split, classes), monotonic()
             heads = list(classifiers(features, stream, once(stream, scenario.train.presence, seen), collection))
             matrix = score(features, stream, heads, [*[()] * (len(heads) - 1), held])[-1]
-            found = {"trunk": trunk, **fields, "beside": beside, "tasks": split, "features": heads[0][0].shape[1]}
-            print(
-                json.dumps({**found, "miou": round(mean(iou(matrix)), 2), "seconds": round(monotonic() - began)}),
-                flush=True,
+            found = {"network": trunk, **fields, "beside": beside, "tasks": split, "features": heads[0][0].shape[1]}
+            keep(
+                given.out / CHOICE,
+                {**found, "miou": round(mean(iou(matrix)), 2), "seconds": round(monotonic() - began)},
             )
 
 
 def play(given: argparse.Namespace, trunk: str) -> None:
     """All settings and seeds with what was chosen; a line of OUT/TRUNK.jsonl each."""
     rows = given.out / f"{trunk}.jsonl"
-    there = [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
+    there = kept(rows)
     for setting, seed in [*product(SETTINGS, map(int, given.seeds.split(","))), ("all", 2023)]:
         if any((run["setting"], run["seed"]) == (setting, seed) for run in there):
             continue
@@ -377,10 +377,32 @@ def play(given: argparse.Namespace, trunk: str) -> None:
         spaces = [stream.label_space(task) for task in range(len(heads))]
         shown = [scored_images("published", stream.classes, space, scenario.val.presence) for space in spaces]
         matrices = score(Features(validated, scenario.config), stream, heads, shown)
-        run = {"setting": setting, **as_run(scenario, spaces, matrices, trunk, monotonic() - began)}
-        with rows.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        print(trunk, setting, seed, run["miou"], flush=True)
+        keep(rows, {"setting": setting, **as_run(scenario, spaces, matrices, trunk, monotonic() - began)})
+
+
+def kept(path: Path) -> list[dict]:
+    """The rows that an earlier start wrote."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def keep(path: Path, row: dict) -> None:
+    """Write one more."""
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print({key: value for key, value in row.items() if key not in ("iou", "background taken for")}, flush=True)
+
+
+def write(out: Path, command: str) -> None:
+    """All that is there as one record."""
+    runs = [run for trunk in TRUNKS for run in kept(out / f"{trunk}.jsonl")]
+    record = {
+        "hardware": origin(torch.device("cpu"), Analytic())["device"],
+        "command": command,
+        "runs": [{k: v for k, v in run.items() if k != "setting"} for run in runs if run["setting"] != "all"],
+        "all labels at once": {run["network"]: run["miou"][0] for run in runs if run["setting"] == "all"},
+        "choice": kept(out / CHOICE),
+    }
+    (out / "voc-frozen.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ NAMES = {
     "plop": "PLOP",
     "rcil": "RCIL",
     "fbl": "**FBL**",
-    "analytic": "**closed form** (ours)",
+    "analytic": "**closed form** (ours), the first task trained",
     "mib-100": "MiB, distillation 100",
     "fbl-reference": "FBL as the published code computes",
     "fbl-paper": "FBL as its equations are written",
@@ -39,6 +39,11 @@ NAMES = {
     "fbl-without-pod": "FBL without POD",
     "joint": "joint training, the upper bound",
 }
+FROZEN = {
+    "resnet50": "closed form (ours), nothing trained: ResNet-50",
+    "vit-s": "closed form (ours), nothing trained: ViT-S",
+}
+"""By network."""
 MARK = " †"
 """Behind what was computed before the faults in FBL and PLOP were mended."""
 Run = dict
@@ -79,6 +84,8 @@ def of(setting: str, seed: int | None = SEED) -> list[Run]:
 
 def run_of(setting: str, method: str, changed: Mapping[str, object] | None = None) -> Run | None:
     """The run of a method; the closed form's with the fewest settings changed."""
+    if method in FROZEN:  # epochs are nothing to it
+        return next((r for r in of(setting) if r.get("network") == method), None)
     own = [r for r in of(setting) if r["method"] == method]
     if method == "analytic" and not changed:
         own = [r for r in own if not any(key.startswith("model.") for key in r["changed"])]
@@ -88,6 +95,8 @@ def run_of(setting: str, method: str, changed: Mapping[str, object] | None = Non
 
 def called(run: Run) -> str:
     """A row's name: the method, what was changed, and the mark."""
+    if run.get("network"):
+        return FROZEN[run["network"]]
     more = f", `{' '.join(heldout.settings(run['changed']))}`" if run["changed"] else ""
     more = ", six epochs" if run["changed"] == SIX else more
     return NAMES.get(run["method"], run["method"]) + more + (MARK if run.get("old") else "")
@@ -140,11 +149,11 @@ def main() -> str:
     first = [run_of(s, "fbl", changed) for s, changed in columns]
     logs = [paper.published()[f"voc-{s}"]["logs"]["fbl"]["task_wise_miou"][0] for s, _ in columns]
     rows.append(["*after the first task*", *(pair(r and r["miou"][0], p) for r, p in zip(first, logs, strict=True))])
-    for method in ("finetune", *BASELINES, "fbl", "analytic", "joint"):
+    for method in ("finetune", *BASELINES, "fbl", "analytic", *FROZEN, "joint"):
         found = [run_of(s, method, changed) for s, changed in columns]
         old = any(run and run["old"] for run in found)
         cells = [pair(r and r["miou"][-1], theirs(s, method)) for r, (s, _) in zip(found, columns, strict=True)]
-        rows.append([NAMES[method] + (MARK if old else ""), *cells])
+        rows.append([{**NAMES, **FROZEN}[method] + (MARK if old else ""), *cells])
     return markdown(["mIoU after the last task, ours / published", *SETTINGS, "8-2, six local epochs"], rows)
 
 
@@ -155,7 +164,13 @@ def short() -> str:
         ("finetune", ("finetune",)),
         ("best baseline", BASELINES),
         ("FBL", ("fbl",)),
-        ("closed form (ours)", ("analytic",)),
+        *(
+            [("closed form, the first task trained", ("analytic",))]
+            if any(run_of(s, "analytic") for s in SETTINGS)
+            else ()
+        ),
+        ("closed form on a ResNet-50 as it comes", ("resnet50",)),
+        ("closed form on a ViT-S as it comes", ("vit-s",)),
         ("joint training, the upper bound", ("joint",)),
     ):
         cells, old = [], False
@@ -163,9 +178,11 @@ def short() -> str:
             found = [run for m in methods if (run := run_of(setting, m))]
             best = max(found, key=lambda run: run["miou"][-1], default=None)
             there = {m: value for m in methods if (value := theirs(setting, m)) is not None}
-            names = {NAMES[best["method"]]} if best else set()
-            names |= {NAMES[max(there, key=lambda m: there[m])]} if there else set()
-            more = f" ({', '.join(sorted(names))})" if len(methods) > 1 else ""
+            more = ""
+            if len(methods) > 1:
+                names = {NAMES[best["method"]]} if best else set()
+                names |= {NAMES[max(there, key=lambda m: there[m])]} if there else set()
+                more = f" ({', '.join(sorted(names))})"
             cells.append(pair(best and best["miou"][-1], max(there.values(), default=None)) + more)
             old |= bool(best and best["old"])
         rows.append([label + (MARK if old else ""), *cells])
@@ -292,6 +309,30 @@ def closed() -> str:
         scores += [""] * (last - len(scores))
         rows.append([setting, called(run), str(run["seed"]), *scores, str(run["seconds"])])
     return markdown(["", "mIoU after task", "seed", *map(str, range(last)), "seconds"], rows)
+
+
+def ceiling() -> str:
+    """What frozen networks reach with all labels at once, beside the three settings."""
+    rows = []
+    for network, together in load("voc-frozen.json")["all labels at once"].items():
+        found = [run_of(setting, network) for setting in SETTINGS]
+        rows.append([FROZEN[network], *(number(run and run["miou"][-1]) for run in found), number(together)])
+    return markdown(["mIoU at the end", *SETTINGS, "all labels of all images at once"], rows)
+
+
+BESIDE = {"": "", "image": "their mean over the image", "around": "their mean over nine cells"}
+
+
+def frozen() -> str:
+    """The features that were tried on held-out training images."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in load("voc-frozen.json")["choice"]:
+        fields = {key: row[key] for key in ("maps", "random", "projection") if key in row}
+        name = " ".join(f"`{key}={value}`" for key, value in fields.items()).replace("'", "")
+        key = (row["network"], name, BESIDE[row["beside"]], str(row["features"]))
+        rows.setdefault(key, {})[row["tasks"]] = number(row["miou"])
+    head = ["network", "features", "beside them", "dimensions", "all at once", "4-4"]
+    return markdown(head, ([*key, found.get("all", ""), found.get("4-4", "")] for key, found in rows.items()))
 
 
 def made(setting: str) -> str:
@@ -509,9 +550,10 @@ def examples(what: str) -> dict[str, list[float | None]]:
 def curves(setting: str, what: str) -> dict[str, list[float | None]]:
     """For a chart: the paper's methods and the closed form over the tasks."""
     found = {}
-    for method in ("finetune", *BASELINES, "fbl", "analytic"):
+    short = {"analytic": "closed form", "resnet50": "frozen ResNet-50", "vit-s": "frozen ViT-S"}
+    for method in ("finetune", *BASELINES, "fbl", "analytic", *FROZEN):
         run = run_of(setting, method)
         if run:
             values = run["miou"] if what == "tasks" else [iou["background"] for iou in run["iou"]]
-            found[NAMES[method].replace("**", "")] = values
+            found[short.get(method, NAMES.get(method, method)).replace("**", "")] = values
     return found
