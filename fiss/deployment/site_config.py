@@ -1,4 +1,4 @@
-"""A site's own file, site.toml: what it has and where. Nothing of it is sent."""
+"""A site's own file, site.toml: what it has and where. The file itself is never sent."""
 
 import tomllib
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class SiteSpec:
 
 
 TEMPLATE = """\
-# This site: what it has and where. Nothing of it is sent.
+# This site: what it has and where. This file is not sent.
 data = "DATA"      # a folder with images/, masks/ and classes.txt (one name per line; the first is mask id 1)
 device = "auto"    # or cpu, cuda, cuda:1
 batch = 0          # images per step; 0: as the federation says
