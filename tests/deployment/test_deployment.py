@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from command_line import fiss as command_line
 from federated import DATA, TASKS, Local, config, drop, final, site_client, stage
 from PIL import Image
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from fiss.cli.main import app
 from fiss.cli.tables import federation_table
 from fiss.config.config import to_toml
+from fiss.config.presets import label, preset
 from fiss.data.dataset import FileSplit
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
@@ -386,6 +388,32 @@ def test_kits_of_an_earlier_fiss_are_refused_and_upgraded(tmp_path):
     provisioning.refuse_old_kits(folder)
     with pytest.raises(UserError, match="neither a start-up kit nor"):
         provisioning.upgrade(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (("--preset", "F"), "analytic"),
+        (("--preset", "F", "--method", "mib"), "mib"),
+        (("--preset", "folder-small"), "analytic"),
+        ((), "fbl"),  # the preset folder names no method
+    ],
+)
+def test_a_file_keeps_its_method_and_what_was_chosen_is_said(tmp_path, capsys, monkeypatch, options, method):
+    pytest.importorskip("nvflare")
+    monkeypatch.setattr(provisioning, "_provision", lambda *_: [])  # the config alone
+    file = tmp_path / "mine.toml"
+    file.write_text(to_toml(preset("folder-small").replace(data={"root": str(tmp_path / "gone")})))
+    options = [str(file) if option == "F" else option for option in options]
+    if file in map(Path, options):
+        command_line("federation", "init", tmp_path / "fed", "--site", "a", *options, code=2)
+        assert "`--set data.root=`" in capsys.readouterr().err
+    command_line("federation", "init", tmp_path / "fed", "--site", "a", *options, "--set", "data.root=")
+    made = provisioning.config_of(tmp_path / "fed")
+    network = f"network {made.model.architecture} on {made.model.encoder}, weights {made.model.weights}"
+    said = f"Method {method}; {network}; nobody scores it until a site.toml has `score = 0.2`.\n"
+    assert (label(made), made.data.root) == (method, "")
+    assert said in capsys.readouterr().out
 
 
 def test_a_new_kit_needs_no_upgrade(tmp_path):
