@@ -25,6 +25,7 @@ from fiss.cli.tables import federation_table
 from fiss.config.config import to_toml
 from fiss.config.presets import label, preset
 from fiss.data.dataset import FileSplit
+from fiss.data.reading import Reading
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
 from fiss.deployment import provisioning, server, supervisor
@@ -33,7 +34,7 @@ from fiss.deployment.server import ServerEvaluator, open_run, run_rounds
 from fiss.deployment.service import UNIT
 from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import TEMPLATE, read_site, write_site
-from fiss.deployment.site_folder import SiteFolder
+from fiss.deployment.site_folder import SiteFolder, describe
 from fiss.deployment.status import server_values
 from fiss.deployment.supervisor import FederationStatus
 from fiss.errors import UserError
@@ -268,7 +269,7 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     assert second.checksum != first.checksum
     assert holdings.readers[0] is not reader
     holdings.rescan()
-    assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
+    assert len([text for text in said if text.startswith("left out until it changes: ") and "scan000.png" in text]) == 1
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
     assert holdings.rescan().checksum == first.checksum
     wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
@@ -276,6 +277,29 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
     assert len(holdings.rescan().images) == 5
     assert "mask ids [200] are not in classes.txt" in said[-1]
+
+
+def test_an_image_of_16_bits_is_named_and_who_sets_the_window(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    (tmp_path / "kit").mkdir()
+    image = tmp_path / "a" / "images" / "scan000.png"
+    Image.fromarray(np.asarray(Image.open(image).convert("L")).astype(np.uint16) * 200).save(image)
+    (tmp_path / "kit" / "site.toml").write_text(TEMPLATE)
+    spec = write_site(tmp_path / "kit", tmp_path / "a")
+    said = describe(spec, Progress())
+    assert said[0] == "6 images with masks"
+    assert said[-1].startswith("1 of more than 8 bits per channel (scan000.png): as they are, they are never used")
+    assert "the server sets" in said[-1]
+    assert "`--set data.window=1%,99%`" in said[-1]
+    heard, progress = [], Progress()
+    progress.notice = heard.append
+    SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), progress).rescan()
+    (line,) = heard
+    assert line.startswith("left out until it changes: ")
+    assert "scan000.png: 16-bit or wider image, values from" in line
+    assert "; save it with 8 bits, or the server sets for all sites which values matter, at `init`" in line
+    windowed = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), progress, how=Reading("1%,99%"))
+    assert (len(windowed.rescan().images), len(heard)) == (6, 1)
 
 
 @pytest.mark.slow
