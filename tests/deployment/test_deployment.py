@@ -49,6 +49,7 @@ from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.run import load_model
+from fiss.runs.scoring import Validation
 
 
 def listed_fields():
@@ -161,7 +162,8 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     clients = {
         n: site_client(tmp_path, settings, name, score=0.4 if name != "c" else 0) for n, name in enumerate("abc")
     }
-    names, run = dict(enumerate("abc")), open_run(settings, tmp_path / "run")
+    run = open_run(settings, tmp_path / "run")
+    names = server.number_sites(run, list("abc"))
     run_rounds(run, Local(clients), names, 2, Progress())
     kept = {}
     for n, client in clients.items():
@@ -186,6 +188,8 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     run_rounds(run, Local(clients), names, 3, Progress())
     assert [record.round for record in run.scores()] == [1, 2, 3]
+    with pytest.raises(UserError, match=r"nothing to draw, .* sites score the model on their own images"):
+        Validation.of_run(run, Progress())
     message = clients[0](wire.from_probe(Probe(0, 4, snapshot.label_space, snapshot.weights)))
     text = json.loads(message.text)
     for wrong in ({"images": -1}, {"pixels": {"disc": [5, 4]}}, {"pixels": {"disc": [0.5, 4]}}):
