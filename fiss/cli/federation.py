@@ -79,8 +79,9 @@ def leave(folder: Folder, site: SiteName, take_out: TakeOut = False) -> None:
     from fiss.reports.display import shown
 
     with shown(True) as display:
-        operations.leave(folder, site, take_out, display)
-    print(f"{site} has left" + (", and the sums are without it." if take_out else "; its part in the model stays."))
+        gone = operations.leave(folder, site, take_out, display)
+    how = "has left" if gone else "is refused from now on"
+    print(f"{site} {how}" + (", and the sums are without it." if take_out else "; its part in the model stays."))
 
 
 @app.command()
