@@ -23,19 +23,24 @@ def init(
     what: Annotated[
         str, typer.Option("--preset", metavar="PRESET|FILE.toml", help="Network and training (see `fiss presets`).")
     ] = "folder",
-    method: Annotated[str, typer.Option(help="How not to forget (see `fiss methods`).")] = "fbl",
+    method: Annotated[
+        str, typer.Option(help="How not to forget (see `fiss methods`); else the file's or preset's, or fbl.")
+    ] = "",
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key; repeatable.")
     ] = None,
 ) -> None:
     """Make a federation: its config, and a start-up kit for the server, each site and the administrator."""
-    from fiss.config.presets import choose
+    from fiss.config.presets import choose, label
     from fiss.deployment import provisioning
 
+    if not method and not what.endswith(".toml") and label(choose(what)) == "finetune":  # such a preset names none
+        method = "fbl"
     usual = ["monitor.name=features", "monitor.probed=all", "federation.largest=10", "federation.patience=3600"]
     config = choose(what, method, (), [*usual, *(setting or [])])
     for kit in provisioning.init(folder, config, server, site, port):
         print(f"kit  {kit}")
+    print(provisioning.chosen(config))
     print(f"The config of all is {folder / 'federation.toml'}. Give each site its kit, and nobody else's.")
     print(
         f"Sites' private keys are in these kits: `fiss federation seal {folder}` encrypts or deletes the copies here."
@@ -74,8 +79,9 @@ def leave(folder: Folder, site: SiteName, take_out: TakeOut = False) -> None:
     from fiss.reports.display import shown
 
     with shown(True) as display:
-        operations.leave(folder, site, take_out, display)
-    print(f"{site} has left" + (", and the sums are without it." if take_out else "; its part in the model stays."))
+        gone = operations.leave(folder, site, take_out, display)
+    how = "has left" if gone else "is refused from now on"
+    print(f"{site} {how}" + (", and the sums are without it." if take_out else "; its part in the model stays."))
 
 
 @app.command()

@@ -11,6 +11,7 @@ import numpy as np
 from fiss.data.dataset import Dataset, FileSplit
 from fiss.data.reading import Problem
 from fiss.data.summary import SplitSummary
+from fiss.labels import IGNORE
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class Mending:
     def _strange(self) -> str:
         """What to do about ids that no class has."""
         ids = [i for i in self.used if i]
-        names = [*self.classes, "ignore"]
+        names, last = [*self.classes, "ignore"], len(self.classes) + 1
+        if 1 not in ids and last == max((i for i in ids if i < IGNORE), default=0):
+            changes = dict(enumerate(self.classes, 2))
+            return f"ids seem shifted by one, for 1 never occurs and {last} does: `{self.values(changes)}`"
         if len(ids) <= len(names) and min(ids) > len(self.classes):
             changes = dict(zip(ids, names, strict=False))
             return f"if these are grey values that stand for classes: `{self.values(changes)}`"

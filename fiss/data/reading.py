@@ -25,6 +25,10 @@ MASK_MODES = ("L", "P", "1")
 RANGE = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d+)?)(%?)\s*,\s*(-?[\d.]+(?:e[-+]?\d+)?)(%?)\s*", re.IGNORECASE)
 
 
+WIDE_IMAGE = "16-bit or wider image"
+"""The kind of problem that a window mends."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """What is wrong with a file."""
@@ -125,7 +129,7 @@ class Reading:
                 span = float(np.nanmin(values)), float(np.nanmax(values))
                 detail = f", values from {span[0]:g} to {span[1]:g}"
                 remedy = "say which values matter: data.window = low,high in these values, or 1%,99% of each image"
-                raise FileError(Problem(name, "16-bit or wider image", detail, remedy, span))
+                raise FileError(Problem(name, WIDE_IMAGE, detail, remedy, span))
             return values
         return self._windowed(values.astype(np.float32))
 

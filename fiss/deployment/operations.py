@@ -40,20 +40,31 @@ def stop_site(folder: Path, site: str, progress: Progress) -> None:
     plain_log(folder / "run").info("%s is stopped; start.sh in its kit starts it again.", site)
 
 
-def leave(folder: Path, site: str, take_out: bool, progress: Progress) -> None:
+class ServerAwayError(UserError):
+    """The server of a federation does not answer."""
+
+
+def leave(folder: Path, site: str, take_out: bool, progress: Progress) -> bool:
     """A site goes for good, after the present round: it is shut down, its kit is refused from then on, and with
-    `take_out` what it contributed is taken out of the sums."""
-    number = _number(folder, site, take_out)
+    `take_out` what it contributed is taken out of the sums. Gives whether it is known to be gone."""
+    number, gone = _number(folder, site, take_out), False
     with _held(folder):
         try:
             with _admin(folder) as admin:
                 if site in connected_sites(admin):
                     _stop(folder, admin, site, progress)
-        except UserError as error:  # no server: it stops by itself when it is refused
+            gone = True
+        except ServerAwayError:
+            progress.notice(
+                f"the server does not answer, so {site} was not told to stop: its kit is refused from the server's "
+                "next start on, and `touch shutdown.fl` in the kit stops the site."
+            )
+        except UserError as error:
             progress.notice(str(error))
         refuse(folder, site)
         if take_out:
             _take_out(folder, number, site, progress)
+    return gone
 
 
 def remove(folder: Path, site: str, take_out: bool, progress: Progress) -> None:
@@ -107,7 +118,9 @@ def _admin(folder: Path) -> Iterator["Admin"]:
         with Admin(provisioning.admin_kit(folder), 10.0) as admin:
             yield admin
     except AWAY as error:
-        raise UserError(f"{folder}: the server does not answer ({type(error).__name__}). Start it first.") from error
+        raise ServerAwayError(
+            f"{folder}: the server does not answer ({type(error).__name__}). Start it first."
+        ) from error
 
 
 def _stop(folder: Path, admin: "Admin", site: str, progress: Progress) -> None:

@@ -21,6 +21,7 @@ import tomlkit
 
 from fiss.config.config import Config, read_toml, to_dict, to_toml, with_settings
 from fiss.config.identity import differences, with_absolute_paths
+from fiss.config.presets import label
 from fiss.deployment.server import check, refuse_changes
 from fiss.deployment.service import write_unit
 from fiss.deployment.site_config import TEMPLATE
@@ -69,7 +70,10 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
     check(config)
     config = with_absolute_paths(config)  # the server works in a folder of its own
     if config.data.root and not Path(config.data.root).is_dir():
-        raise UserError(f"data.root = {config.data.root}: there is no such folder for the server to score on.")
+        raise UserError(
+            f"data.root = {config.data.root}: there is no such folder for the server to score on. "
+            "Without images of its own: `--set data.root=`; sites can score instead (score in site.toml)."
+        )
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is there already: `fiss federation add` adds a site to it.")
     _check_names([server, *sites])
@@ -80,6 +84,14 @@ def init(folder: Path, config: Config, server: str, sites: Sequence[str], port: 
     write_atomically(folder / "federation.toml", (head + text).encode())
     _write_project(folder, Project(server, port, sites))
     return _provision(folder, [server, *sites, ADMIN])
+
+
+def chosen(config: Config) -> str:
+    """In a line: how a federation learns, and who scores its model."""
+    network = f"{config.model.architecture} on {config.model.encoder}, weights {config.model.weights}"
+    root = config.data.root
+    scores = f"the server scores it on {root}" if root else "nobody scores it until a site.toml has `score = 0.2`"
+    return f"Method {label(config)}; network {network}; {scores}."
 
 
 def add(folder: Path, site: str) -> Path:

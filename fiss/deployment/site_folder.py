@@ -5,7 +5,7 @@ round.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fiss.data.dataset import FileSplit, files_by_stem, read_list
+from fiss.data.dataset import FileSplit, files_by_stem, read_list, shortened
 from fiss.data.folder import read_classes
-from fiss.data.reading import RGB, Reading
+from fiss.data.reading import RGB, WIDE_IMAGE, FileError, Reading
 from fiss.data.transforms import AugmentSpec, ScoredImages, TrainingImages
 from fiss.deployment.site_config import SiteSpec
 from fiss.errors import UserError
@@ -23,6 +23,8 @@ from fiss.federation.collection import Held
 from fiss.labels import IGNORE
 from fiss.progress import Progress
 from fiss.training.batches import Reader
+
+BY_THE_SERVER = "the server sets for all sites which values matter, at `init` (`--set data.window=1%,99%`)"
 
 
 def describe(spec: SiteSpec, progress: Progress) -> list[str]:
@@ -33,7 +35,33 @@ def describe(spec: SiteSpec, progress: Progress) -> list[str]:
     if not held.images:
         raise UserError(f"{spec.data}: no image with a mask that can be read.")
     renamed = [f"{own} is called {name}" for own, name in spec.names.items()]
-    return [f"{len(held.images)} images with masks", f"labelled in them: {', '.join(names) or 'nothing'}", *renamed]
+    told = [f"{len(held.images)} images with masks", f"labelled in them: {', '.join(names) or 'nothing'}", *renamed]
+    if wide := _need_window(Path(spec.data)):
+        told.append(
+            f"{len(wide)} of more than 8 bits per channel ({shortened(wide, 3)}): as they are, they are never used "
+            f"unless {BY_THE_SERVER}"
+        )
+    return told
+
+
+def _need_window(root: Path) -> list[str]:
+    """Names of images with masks that cannot be read without a window."""
+    images, masks = (files_by_stem(root / name)[0] for name in ("images", "masks"))
+    found = []
+    for stem in sorted(images.keys() & masks.keys()):
+        try:
+            RGB.read(images[stem])
+        except FileError as error:
+            found += [images[stem].name for problem in error.problems if problem.kind == WIDE_IMAGE]
+    return found
+
+
+def _at_a_site(error: UserError | OSError) -> UserError | OSError:
+    """The error with what a site can do: it does not set the window itself."""
+    if not isinstance(error, FileError):
+        return error
+    remedy = f"save it with 8 bits, or {BY_THE_SERVER}"
+    return FileError(*(replace(p, remedy=remedy) if p.kind == WIDE_IMAGE else p for p in error.problems))
 
 
 @dataclass(frozen=True)
@@ -124,7 +152,7 @@ class SiteFolder:
                 self._checked[key] = shown, crc32(mask.read_bytes(), crc32(image.read_bytes()))
         except (UserError, OSError) as error:
             if str(error) not in self._reported:
-                self.progress.notice(f"left for the next round: {error}")
+                self.progress.notice(f"left out until it changes: {_at_a_site(error)}")
                 self._reported.add(str(error))
             return None
         return self._checked[key]

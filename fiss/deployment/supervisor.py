@@ -315,14 +315,9 @@ def connected_sites(admin: "Admin") -> dict[str, float]:
 
 def describe_round(record: RoundRecord) -> str:
     """A round in a line."""
-    losses: dict[str, float] = {}
-    replies = [reply for reply in record.replies if reply.images]
-    for reply in replies:
-        for name, value in reply.losses.items():
-            losses[name] = losses.get(name, 0.0) + (value or 0.0) / len(replies)
-    names = dict.fromkeys(str(reply.client) for reply in replies)  # some answer twice
+    names = dict.fromkeys(str(reply.client) for reply in record.replies if reply.images)  # some answer twice
     parts = [f"round {record.round}: {', '.join(names) or 'nobody'}"]
-    parts += [f"{name} {value:.3f}" for name, value in losses.items()]
+    parts += [f"{name} {value:.3f}" for name, value in record.losses.items()]
     parts += [f"new classes at {', '.join(map(str, record.transitions))}"] if record.transitions else []
     parts += [f"missing: {name} ({why})" for name, why in (record.missing or {}).items()]
     parts += [f"refused: {name} ({why})" for name, why in record.refused.items()]

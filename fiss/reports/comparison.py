@@ -113,7 +113,10 @@ def why_no_score(folder: RunFolder) -> str:
     if views:
         return f"was scored in view {views} only; --set evaluation.views=published,full scores a run in both."
     if folder.deployed:
-        return "was not scored: its server has no images of its own (data.root) with the sites' classes."
+        return (
+            "was not scored: its server has no images of its own (data.root) with the sites' classes, "
+            "and no site scores it (score in site.toml)."
+        )
     return "has no finished task yet."
 
 

@@ -93,7 +93,7 @@ class Display(Progress):
     def client(self, client: int, steps: int) -> None:
         """A client begins to train."""
         self.client_began = monotonic()
-        self.client_name = f"client {client}"
+        self.client_name, self.loss = f"client {client}", ""
         self.images = 0
         self.client_steps = steps
 

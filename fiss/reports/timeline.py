@@ -4,7 +4,6 @@ training came to."""
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import mean
 from typing import Any
 
 from markupsafe import Markup
@@ -113,9 +112,8 @@ def losses(by_label: Mapping[str, Rounds]) -> Markup:
     for axes, (label, rounds) in zip(places, by_label.items(), strict=False):
         terms: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for record in rounds:
-            for name in {n for reply in record.replies for n in reply.losses}:
-                values = [v for reply in record.replies if (v := reply.losses.get(name)) is not None]
-                terms[name] += [(record.round, mean(values))] if values else []
+            for name, value in record.losses.items():
+                terms[name].append((record.round, value))
         for number, (name, points) in enumerate(terms.items()):
             axes.plot(*zip(*points, strict=True), label=name, **style(number), markersize=3)
         finish(axes, label, xlabel="round")

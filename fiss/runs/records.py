@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from math import isfinite
+from statistics import mean
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -130,6 +131,16 @@ class RoundRecord:
     def transitions(self) -> tuple[Client, ...]:
         """Clients whose monitors fired."""
         return tuple(probe.client for probe in self.probes or () if probe.transition)
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Every loss, the mean over the replies that carry it; a client that only adds up sums has none."""
+        carried: dict[str, list[float]] = {}
+        for reply in self.replies:
+            for name, value in reply.losses.items():
+                if value is not None:
+                    carried.setdefault(name, []).append(value)
+        return {name: mean(values) for name, values in carried.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,12 +62,17 @@ class Validation:
         return cls(config, dataset.classes, dataset.val, index, tasks, config.training.workers)
 
     @classmethod
-    def of_server(cls, config: Config, progress: Progress) -> "Validation":
-        """Images that the server of a real federation has of its own."""
+    def of_server(cls, config: Config, progress: Progress, by_sites: bool = False) -> "Validation":
+        """Images that the server of a real federation has of its own; `by_sites`: whether there are scores of sites."""
         if not config.data.root:
             raise UserError(
-                "The server of this federation has no images of its own (data.root in its federation.toml), so there "
-                "is nothing to score a model on, and nothing to draw."
+                "The server of this federation has no images of its own (data.root in its federation.toml), so it has "
+                "nothing to draw, "
+                + (
+                    "and nothing to score again: sites score the model on their own images."
+                    if by_sites
+                    else "and nothing to score a model on."
+                )
             )
         dataset = load(Path(config.data.root).expanduser()).read_as(config.reading)
         index = _checked(build(dataset.val, dataset.classes, progress), config)
@@ -92,7 +97,9 @@ class Validation:
             models = list(folder.last_models().values())
             before, after = (folder.read_weights(name).label_space for name in (models[0], models[-1]))
             return cls.of_extension(config, Extension.read(folder.path), before, after, progress)
-        return (cls.of_server if folder.deployed else cls.of_simulation)(config, progress)
+        if folder.deployed:
+            return cls.of_server(config, progress, bool(folder.scores()))
+        return cls.of_simulation(config, progress)
 
     @cached_property
     def device(self) -> torch.device:

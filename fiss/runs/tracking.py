@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
-from statistics import mean
 from typing import Any, Protocol
 
 from fiss.errors import UserError, unknown
@@ -152,9 +151,7 @@ def tracker(kind: str, folder: Path, name: str) -> dict[str, Any]:
 def round_values(record: RoundRecord) -> dict[str, float]:
     """What a round came to, by name."""
     replies = [reply for reply in record.replies if reply.images]
-    terms = dict.fromkeys(name for reply in replies for name in reply.losses)
-    losses = {term: [v for reply in replies if (v := reply.losses.get(term)) is not None] for term in terms}
-    found: dict[str, float | None] = {f"loss/{term}": mean(values) for term, values in losses.items() if values}
+    found: dict[str, float | None] = {f"loss/{term}": value for term, value in record.losses.items()}
     found |= {"round/seconds": record.seconds, "round/images_per_second": record.images_per_second}
     found |= {"round/task": record.task, "round/trained": len(replies), "round/refused": len(record.refused)}
     found |= {"round/missing": None if record.missing is None else len(record.missing), "round/classes": record.classes}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from fiss.config.config import Config
@@ -165,8 +164,6 @@ class WatchedRun:
         (record,) = read_rounds([line], str(self.path / "rounds.jsonl"), first)
         self.last = record
         replies = [reply for reply in record.replies if reply.images]
-        terms = dict.fromkeys(name for reply in replies for name in reply.losses)
-        losses = {name: [v for r in replies if (v := r.losses.get(name)) is not None] for name in terms}
         moved = [probe.client for probe in record.probes or () if probe.transition]
         moved += [reply.client for reply in record.replies if reply.transition and reply.client not in moved]
         held = {name_of(reply.client): reply.images for reply in replies}
@@ -175,7 +172,7 @@ class WatchedRun:
             found["v"] = record.images_per_second
         before = len(self.sites)
         found |= {
-            "l": {name: round(mean(values), 5) for name, values in losses.items() if values},
+            "l": {name: round(value, 5) for name, value in record.losses.items()},
             "t": [self._site(name) for name in held],
             "h": {self._site(name): n for name, n in held.items() if self.held.get(name) != n},
             "p": [self._site(name_of(client)) for client in moved],

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from command_line import fiss as command_line
 from federated import DATA, TASKS, Local, config, drop, final, site_client, stage
 from PIL import Image
 from typer.testing import CliRunner
@@ -22,7 +23,9 @@ from typer.testing import CliRunner
 from fiss.cli.main import app
 from fiss.cli.tables import federation_table
 from fiss.config.config import to_toml
+from fiss.config.presets import label, preset
 from fiss.data.dataset import FileSplit
+from fiss.data.reading import Reading
 from fiss.data.sources import DataSpec
 from fiss.data.transforms import AugmentSpec, ScoredImages, normalise
 from fiss.deployment import provisioning, server, supervisor
@@ -31,7 +34,7 @@ from fiss.deployment.server import ServerEvaluator, open_run, run_rounds
 from fiss.deployment.service import UNIT
 from fiss.deployment.site import SiteClient
 from fiss.deployment.site_config import TEMPLATE, read_site, write_site
-from fiss.deployment.site_folder import SiteFolder
+from fiss.deployment.site_folder import SiteFolder, describe
 from fiss.deployment.status import server_values
 from fiss.deployment.supervisor import FederationStatus
 from fiss.errors import UserError
@@ -46,6 +49,7 @@ from fiss.monitors.rules import MonitorSpec
 from fiss.progress import Progress
 from fiss.runs.folder import RunFolder
 from fiss.runs.run import load_model
+from fiss.runs.scoring import Validation
 
 
 def listed_fields():
@@ -158,7 +162,8 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     clients = {
         n: site_client(tmp_path, settings, name, score=0.4 if name != "c" else 0) for n, name in enumerate("abc")
     }
-    names, run = dict(enumerate("abc")), open_run(settings, tmp_path / "run")
+    run = open_run(settings, tmp_path / "run")
+    names = server.number_sites(run, list("abc"))
     run_rounds(run, Local(clients), names, 2, Progress())
     kept = {}
     for n, client in clients.items():
@@ -183,6 +188,8 @@ def test_sites_score_the_model_on_images_that_they_keep_from_training(tmp_path):
     assert sum(value or 0 for value in scores[-1].iou.values()) > 0
     run_rounds(run, Local(clients), names, 3, Progress())
     assert [record.round for record in run.scores()] == [1, 2, 3]
+    with pytest.raises(UserError, match=r"nothing to draw, .* sites score the model on their own images"):
+        Validation.of_run(run, Progress())
     message = clients[0](wire.from_probe(Probe(0, 4, snapshot.label_space, snapshot.weights)))
     text = json.loads(message.text)
     for wrong in ({"images": -1}, {"pixels": {"disc": [5, 4]}}, {"pixels": {"disc": [0.5, 4]}}):
@@ -266,7 +273,7 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     assert second.checksum != first.checksum
     assert holdings.readers[0] is not reader
     holdings.rescan()
-    assert len([text for text in said if "left for the next round" in text and "scan000.png" in text]) == 1
+    assert len([text for text in said if text.startswith("left out until it changes: ") and "scan000.png" in text]) == 1
     (tmp_path / "a" / "masks" / "scan000.png").write_bytes(whole)
     assert holdings.rescan().checksum == first.checksum
     wrong = np.asarray(Image.open(tmp_path / "a" / "masks" / "scan001.png")).copy()
@@ -274,6 +281,29 @@ def test_files_come_and_go_and_half_written_ones_wait(tmp_path):
     Image.fromarray(wrong).save(tmp_path / "a" / "masks" / "scan001.png")
     assert len(holdings.rescan().images) == 5
     assert "mask ids [200] are not in classes.txt" in said[-1]
+
+
+def test_an_image_of_16_bits_is_named_and_who_sets_the_window(tmp_path):
+    stage(tmp_path, 0, ("a",))
+    (tmp_path / "kit").mkdir()
+    image = tmp_path / "a" / "images" / "scan000.png"
+    Image.fromarray(np.asarray(Image.open(image).convert("L")).astype(np.uint16) * 200).save(image)
+    (tmp_path / "kit" / "site.toml").write_text(TEMPLATE)
+    spec = write_site(tmp_path / "kit", tmp_path / "a")
+    said = describe(spec, Progress())
+    assert said[0] == "6 images with masks"
+    assert said[-1].startswith("1 of more than 8 bits per channel (scan000.png): as they are, they are never used")
+    assert "the server sets" in said[-1]
+    assert "`--set data.window=1%,99%`" in said[-1]
+    heard, progress = [], Progress()
+    progress.notice = heard.append
+    SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), progress).rescan()
+    (line,) = heard
+    assert line.startswith("left out until it changes: ")
+    assert "scan000.png: 16-bit or wider image, values from" in line
+    assert "; save it with 8 bits, or the server sets for all sites which values matter, at `init`" in line
+    windowed = SiteFolder(spec, AugmentSpec(crop=32), torch.device("cpu"), progress, how=Reading("1%,99%"))
+    assert (len(windowed.rescan().images), len(heard)) == (6, 1)
 
 
 @pytest.mark.slow
@@ -386,6 +416,32 @@ def test_kits_of_an_earlier_fiss_are_refused_and_upgraded(tmp_path):
     provisioning.refuse_old_kits(folder)
     with pytest.raises(UserError, match="neither a start-up kit nor"):
         provisioning.upgrade(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (("--preset", "F"), "analytic"),
+        (("--preset", "F", "--method", "mib"), "mib"),
+        (("--preset", "folder-small"), "analytic"),
+        ((), "fbl"),  # the preset folder names no method
+    ],
+)
+def test_a_file_keeps_its_method_and_what_was_chosen_is_said(tmp_path, capsys, monkeypatch, options, method):
+    pytest.importorskip("nvflare")
+    monkeypatch.setattr(provisioning, "_provision", lambda *_: [])  # the config alone
+    file = tmp_path / "mine.toml"
+    file.write_text(to_toml(preset("folder-small").replace(data={"root": str(tmp_path / "gone")})))
+    options = [str(file) if option == "F" else option for option in options]
+    if file in map(Path, options):
+        command_line("federation", "init", tmp_path / "fed", "--site", "a", *options, code=2)
+        assert "`--set data.root=`" in capsys.readouterr().err
+    command_line("federation", "init", tmp_path / "fed", "--site", "a", *options, "--set", "data.root=")
+    made = provisioning.config_of(tmp_path / "fed")
+    network = f"network {made.model.architecture} on {made.model.encoder}, weights {made.model.weights}"
+    said = f"Method {method}; {network}; nobody scores it until a site.toml has `score = 0.2`.\n"
+    assert (label(made), made.data.root) == (method, "")
+    assert said in capsys.readouterr().out
 
 
 def test_a_new_kit_needs_no_upgrade(tmp_path):

@@ -475,6 +475,16 @@ def test_whoever_was_removed_stays_out(federation):
         operations.stop_site(federation, "a", Progress())
 
 
+def test_a_site_that_leaves_without_a_server_was_not_told(federation, capsys):
+    command_line("federation", "leave", federation, "b")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the server does not answer, so b was not told to stop" in said
+    assert "`touch shutdown.fl` in the kit stops the site" in said
+    assert said.endswith("b is refused from now on; its part in the model stays.")
+    assert "has left" not in said
+    assert "Start it first" not in said
+
+
 class Stopping:
     """FLARE's side where sites are told to stop: one goes without an answer, one stays."""
 
@@ -524,6 +534,10 @@ def test_a_site_that_is_told_to_stop(federation, monkeypatch):
         operations.stop_site(federation, "c", progress)
     with pytest.raises(UserError, match="still heard of after"):
         operations.stop_site(federation, "b", progress)
+    monkeypatch.setattr(operations, "refuse", lambda *words: None)
+    assert operations.leave(federation, "a", False, progress)  # connected no more
+    assert not operations.leave(federation, "b", False, progress)
+    assert "still heard of after" in said[-1]
 
 
 def test_what_a_site_contributed_is_taken_out(tmp_path, monkeypatch):

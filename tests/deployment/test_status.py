@@ -93,6 +93,9 @@ def test_states_and_warnings(tmp_path, monkeypatch):
     assert status.site_state("b", job, there, last, ["b"]) == "removed"
     twice = replace(last, replies=(reply, replace(reply, losses={}), ReplyRecord(client="a", images=9)))
     assert supervisor.describe_round(twice).startswith("round 4: b, a ")
+    trained = [replace(reply, client=name, losses={"ce": loss}) for name, loss in (("a", 0.25), ("b", 0.75))]
+    mixed = replace(last, replies=(*trained, reply, replace(reply, losses={"ce": None})))  # sums, and a loss of NaN
+    assert "  ce 0.500  " in supervisor.describe_round(mixed)
     own = provisioning.Project("s", 1, ["a", "b"])
     whole = supervisor.FederationStatus(tmp_path, own, there, [twice], JobStatus(), None, False, ["a"])
     sites = status.server_values(whole)["sites"]

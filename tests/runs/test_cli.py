@@ -211,6 +211,22 @@ def test_bars_on_a_terminal(tiny, tmp_path):
     assert re.search(r"task 1  round 2/2 .*client \d  loss \d\.\d+  \d+ img/s  0:00 left", text)
 
 
+def test_a_client_that_does_not_train_repeats_no_loss():
+    from rich.console import Console
+
+    from fiss.reports.display import Display
+
+    console = Console(width=120, record=True, force_terminal=False)
+    with Display(console) as display:
+        for client, losses in ((1, {"ce": 0.5}), (2, None)):  # the second adds up features alone
+            display.client(client, 1)
+            display.step(4, losses)
+    first, second = console.export_text().splitlines()
+    assert "client 1  loss 0.500" in first
+    assert "client 2" in second
+    assert "loss" not in second
+
+
 def test_lines_elsewhere(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(to_toml(replace(tiny, world=replace(tiny.world, rounds=1))))

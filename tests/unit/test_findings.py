@@ -121,6 +121,19 @@ def test_ids_from_0_with_void_last_as_camvid_has_them(tmp_path):
     assert (made["p4"] == np.where(scene(4) == 4, 255, scene(4) + 1)).all()
 
 
+def test_ids_that_are_one_too_high(tmp_path):
+    """Class 1 is 2 in the masks, and so on: the names are right, the ids are not."""
+    root = masks(tmp_path / "data", lambda k: np.where(mask(0, 255) == 255, 255, blob(2 + k % 3)).astype(np.uint8))
+    (line,) = map(str, inspect(open_dataset(recognise(root))).findings)
+    assert "Ids seem shifted by one, for 1 never occurs and 4 does: `fiss data import values" in line
+    assert "--map 2=thing1,3=thing2,4=thing3,255=ignore`" in line
+    made, classes = mended(line, root)
+    assert classes == ("thing1", "thing2", "thing3")
+    assert set(np.unique(made["p0"])) | set(np.unique(made["p2"])) == {0, 1, 3, 255}
+    save(root / "masks" / "p9.png", blob(1))  # so they are not
+    assert "Name more classes in classes.txt" in str(inspect(open_dataset(recognise(root))).findings[0])
+
+
 def test_a_class_that_is_everywhere_as_a_background_is(tmp_path):
     root = masks(tmp_path / "data", lambda k: blob(2 + k % 2, outside=1))
     what = "thing1 (id 1) is 87 % of the pixels and in nearly every image, as a background is."
