@@ -169,8 +169,8 @@ def short() -> str:
             if any(run_of(s, "analytic") for s in SETTINGS)
             else ()
         ),
-        ("closed form on a ResNet-50 as it comes", ("resnet50",)),
-        ("closed form on a ViT-S as it comes", ("vit-s",)),
+        ("closed form on a frozen ResNet-50", ("resnet50",)),
+        ("closed form on a frozen ViT-S", ("vit-s",)),
         ("joint training, the upper bound", ("joint",)),
     ):
         cells, old = [], False
