@@ -65,6 +65,7 @@ def _measure(
     leaves = [tensor.requires_grad_() for tensor in (*stages, decoded, small)]
     labels = sizes.batches()[1].to(common.device())
     state: dict[str, Any] = {}
+    method.begin_epoch(state, 0, known, labels.device)
 
     def losses() -> None:
         size = labels.shape[-2:]

@@ -39,7 +39,6 @@ from fiss.data.index import Presence
 from fiss.data.label_maps import evaluation_table, training_table
 from fiss.data.transforms import ScoredImages, normalise, stack
 from fiss.labels import LabelSpace, TaskStream
-from fiss.methods.analytic import Analytic
 from fiss.metrics import confusion, from_background, iou, mean
 from fiss.models.segmenter import enlarge
 from fiss.progress import Progress
@@ -396,7 +395,7 @@ def write(out: Path, command: str) -> None:
     """All that is there as one record."""
     runs = [run for trunk in TRUNKS for run in kept(out / f"{trunk}.jsonl")]
     record = {
-        "hardware": origin(torch.device("cpu"), Analytic())["device"],
+        "hardware": origin(torch.device("cpu"))["device"],
         "command": command,
         "runs": [{k: v for k, v in run.items() if k != "setting"} for run in runs if run["setting"] != "all"],
         "all labels at once": {run["network"]: run["miou"][0] for run in runs if run["setting"] == "all"},

@@ -20,7 +20,7 @@ from fiss.methods.base import Method
 SOURCE = Path(__file__).parents[2]
 
 
-def origin(device: torch.device, method: Method) -> dict[str, Any]:
+def origin(device: torch.device, method: Method | None = None) -> dict[str, Any]:
     """The record of this process; a method of a user's own is in no commit of ours, so its file is told too."""
     on_gpu = device.type == "cuda"
     return {
@@ -31,7 +31,7 @@ def origin(device: torch.device, method: Method) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        **_file_of(method),
+        **(_file_of(method) if method is not None else {}),
     }
 
 
