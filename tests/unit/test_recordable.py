@@ -181,7 +181,9 @@ def variants():
 VARIANTS = variants()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [n if n in methods.METHODS else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+)
 def test_steps_are_the_same_operations_on_the_same_memory(name, monkeypatch):
     check(recorded(VARIANTS[name], 3, monkeypatch))
 
