@@ -49,6 +49,7 @@ def records(folder):
     return rounds, folder.scores(), folder.splits()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["tiny", "untold"])
 def test_a_folder_that_counts_from_0_is_read_and_goes_on(which, request, finished, tmp_path):
     config, path = request.getfixturevalue(which), tmp_path / "r"

@@ -193,6 +193,7 @@ def test_steps_of_the_first_task_too(name, monkeypatch):
     check(recorded(methods.find(name), 1, monkeypatch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in methods.METHODS if getattr(methods.find(n), "thresholds", "") != "exact"])
 def test_steps_take_nothing_but_the_batch_from_the_host(name, monkeypatch):
     """On a device that has no data at all."""
